@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from tests.privacy.mechanisms import REWEIGHT, change
-from uedp_ray.privacy import renyi
+from uedp_ray.privacy import accounting, composition, profiles, renyi
 from uedp_ray.privacy.accounting import compose, epsilon
 from uedp_ray.privacy.any_weights import AnyWeights, mixtures, with_user
 from uedp_ray.privacy.dominating import one_round
@@ -283,3 +283,44 @@ def test_a_round_with_hardly_any_noise_among_others_bounds_nothing(noise):
         assert compose([(one, 3), (bare, 1)], delta=1e-5, unit=unit) == math.inf
     for curve in one_round(bare).curve(np.array([-1.0, 0.0, 1.0])):
         assert not np.isnan(curve).any()
+
+
+def test_the_bound_at_an_epsilon_is_computed_once_for_every_number_of_rounds(monkeypatch):
+    one = change(REWEIGHT, noise_multiplier=1.2345)
+    epsilon(one, rounds=60, delta=1e-5)
+    asked = []
+    bound = AnyWeights._bound
+    monkeypatch.setattr(AnyWeights, "_bound", lambda self, eps, *rest: asked.append(eps) or bound(self, eps, *rest))
+    again = epsilon(one, rounds=61, delta=1e-5)
+    assert not asked, "one more round has the same profile, and lies on the same grids"
+    monkeypatch.setattr(profiles, "_TABLES", profiles._Tables(1))  # which keeps nothing
+    for cached in (accounting._epsilon, composition._one_round):
+        cached.cache_clear()
+    assert epsilon(one, rounds=61, delta=1e-5) == again
+    assert asked
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_cheaper_is_no_more_and_far_from_0_the_same(seed):
+    profile = one_round(drawn_mechanism(np.random.default_rng(seed)))
+    far = np.abs(GRID) >= profile.least_from
+    for side, curve in enumerate(profile.curve(GRID)):
+        least = profile.least(GRID, side)
+        assert (least <= curve * (1 + 1e-12)).all()
+        assert (least[far] == curve[far]).all()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_range_of_losses_is_that_of_all_epsilons_looked_at(seed):
+    """It is looked for without what takes long: whatever decides it must not be left out."""
+    random = np.random.default_rng(seed)
+    profile, tail = one_round(drawn_mechanism(random)), float(10.0 ** random.uniform(-14, -3))
+    coarse = 2.0 ** np.arange(-24.0, 18.0)
+    for side, found in enumerate(composition._reach(profile, tail)):
+        eps = coarse
+        for _ in range(2):
+            delta = profile.curve(np.concatenate([-eps[::-1], [0.0], eps]))[side][eps.size :]
+            over = np.flatnonzero(~(delta <= tail))
+            reach = float(eps[min(over[-1], eps.size - 1)]) if over.size else 0.0
+            eps = 2.0 ** np.arange(-0.75, 0.25, 0.25) * reach
+        assert found == reach

@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uedp_ray.errors import InputError
+from uedp_ray.privacy import accounting, composition
 from uedp_ray.privacy.accounting import compose, epsilon
-from uedp_ray.privacy.events import Charges, UnsupportedEvent, charges, epsilon_of_events
+from uedp_ray.privacy.events import (
+    Charges,
+    UnsupportedEvent,
+    charges,
+    epsilon_of_charges,
+    epsilon_of_events,
+    to_planned_end,
+)
 from uedp_ray.privacy.ledger import Ledger, read_ledger
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
 
@@ -215,3 +223,34 @@ def test_fields_of_other_types_are_named(value):
             message = ""
         assert len(message) < 500
         assert "\n" not in message
+
+
+def test_one_more_round_within_the_plan_has_the_epsilon_of_the_planned_end_without_composing_anew(monkeypatch):
+    charged, composed = charges([opened(40)]), []
+    found = composition.epsilon
+    monkeypatch.setattr(composition, "epsilon", lambda *of: composed.append(of) or found(*of))
+    accounting._epsilon.cache_clear()
+    of_all = []
+    for event in rounds(41):
+        charged = charged.with_round(event)
+        of_all.append(epsilon_of_charges(to_planned_end(charged), delta=1e-5, unit="user"))
+    *within, beyond = of_all
+    assert (len(set(within)), len(composed)) == (1, 2), "once for the plan, and once beyond it"
+    assert beyond > within[0]
+
+
+def test_how_often_a_round_was_charged_is_not_counted_anew_each_time(tmp_path, monkeypatch):
+    class Unread(list):
+        def __iter__(self):
+            raise AssertionError("all rounds so far are read for each")
+
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", {})
+    for event in rounds(5):
+        ledger.append(**event)
+    ledger = Ledger.open(tmp_path / "ledger.jsonl")
+    monkeypatch.setattr(ledger, "_events", Unread(ledger.events))
+    for attempt in (1, 2):
+        assert [ledger.attempts(index) for index in (2, 5)] == [attempt, 0]
+        ledger.append("round", round=2, attempt=attempt, mechanism=MECHANISM.to_dict(), private=True)
+    ledger.append("round", round=[2], attempt=0, mechanism=MECHANISM.to_dict(), private=True)
+    assert ledger.attempts(2) == 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from tests.privacy.mechanisms import BASE, change
 from uedp_ray.errors import InputError
@@ -298,3 +298,16 @@ def test_a_figure_that_results_settled_holds_for_what_is_released_at_it_and_no_m
     assert both_ways(stopped, {"stop", "go on"}) == pytest.approx(0.0155, rel=0.01), (
         "it is no epsilon of the search as a whole"
     )
+
+
+@pytest.mark.parametrize("order", [1.05, 2.0, 17.0, 1024.0])
+def test_one_order_converts_as_a_mixture_with_all_weight_on_it(order, monkeypatch):
+    """To the bit: the noise of a filter's runs, which it is asked for at every proposal, follows from it."""
+    other, summed = np.nextafter(order, 2 * order), []
+    found = special.logsumexp
+    monkeypatch.setattr(special, "logsumexp", lambda *terms: summed.append(terms) or found(*terms))
+    for rate in (1e-9, 0.3, 12.0, 5e3):
+        summed.clear()
+        alone = to_epsilon(np.array([rate]), np.zeros(1), 1e-6, (order,))
+        assert len(summed) == 1, "there is nothing to sum while the point is looked for"
+        assert alone == to_epsilon(np.array([rate, rate]), np.array([0.0, -np.inf]), 1e-6, (order, other))

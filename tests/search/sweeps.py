@@ -99,13 +99,18 @@ def search_here(config: SweepConfig, out: Path, points: list[dict[str, Any]] | N
 
 
 def finalize_here(
-    config: SweepConfig, out: Path, points: list[dict[str, Any]], failed: Collection[int] = ()
+    config: SweepConfig,
+    out: Path,
+    points: list[dict[str, Any]],
+    failed: Collection[int] = (),
+    running: Collection[int] = (),
 ) -> dict[str, Any]:
     """The end of a sweep that tried these points."""
     folder = SweepDir(out)
     trials: list[Any] = []
     for number, point in enumerate(points):
         ended = {"state": TrialState.FAIL} if number in failed else {"value": 1.0}
+        ended = {"state": TrialState.RUNNING} if number in running else ended
         trials.append(create_trial(params=point, distributions=_distributions(config, point), **ended))
         trials[-1].number = number
     return finalize(config, folder, Rows(config, folder).read(trials), Here(), SILENT)

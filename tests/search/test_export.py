@@ -305,7 +305,7 @@ def test_what_a_failed_trial_could_not_remove_goes_when_the_sweep_ends(corpora, 
     left = [out / "trials" / "0001" / place / ".it.uedp_ray.new" for place in ("private", "checkpoint")]
     left += [out / "trials" / "0001" / ".vocabulary.uedp_ray.new", out / "trials" / "0001" / ".theirs.uedp_ray.new"]
     for each in left:
-        each.mkdir()
+        each.mkdir(parents=True)  # a trial that was trained to its end has no checkpoint
     finalize_here(config, out, points, failed={1})
     assert [each.exists() for each in left] == [False, False, False, True]
 

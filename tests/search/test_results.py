@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -11,12 +13,13 @@ import pytest
 from tests.search.sweeps import sweep_config
 from tests.training.runs import TREE, crash, run_config
 from uedp_ray.errors import InputError
+from uedp_ray.search import results
 from uedp_ray.search.allowance import Allowance
 from uedp_ray.search.columns import shortened
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.results import Rows, _spent, best, progress, ranked, read_columns
 from uedp_ray.search.study import Study
-from uedp_ray.tasks.metrics import PERPLEXITY
+from uedp_ray.tasks.metrics import PERPLEXITY, WORD_ACCURACY
 from uedp_ray.training.host import train
 
 
@@ -45,6 +48,27 @@ def test_the_pareto_front_trades_perplexity_for_epsilon():
     assert [one["pareto"] for one in rows] == [False, True, False, True, True]
 
 
+@pytest.mark.parametrize("metric", [PERPLEXITY, WORD_ACCURACY])
+def test_the_pareto_front_is_that_of_all_pairs(metric):
+    def dominates(one, other):
+        no_dearer, cheaper = one["epsilon"] <= other["epsilon"] * 1.005, one["epsilon"] * 1.005 < other["epsilon"]
+        ours, theirs = metric.cost(one["score"]), metric.cost(other["score"])
+        return (ours < theirs and no_dearer) or (ours <= theirs and cheaper)
+
+    chance = random.Random(0)
+    for _ in range(300):
+        some = [
+            {
+                "state": "done",
+                "epsilon": chance.choice([1.0, 1.003, 1.006, 4.0, math.inf]),
+                "score": chance.choice([1, 2, 3]),
+            }
+            for _ in range(chance.randrange(8))
+        ]
+        rows = ranked([one | {metric.name: one["score"], "scores": [one["score"]]} for one in some], metric)
+        assert [row["pareto"] for row in rows] == [not any(dominates(other, row) for other in rows) for row in rows]
+
+
 def test_epsilons_of_one_target_count_as_equal():
     """Calibration ends within a thousandth of its target, at another place for every trial."""
     rows = ranked([row(90.0, 7.9999), row(100.0, 7.9985)], PERPLEXITY)
@@ -64,6 +88,25 @@ def test_a_trial_is_told_apart_from_the_best_by_its_seeds(scores, tied):
 def test_one_seed_tells_nothing_apart():
     rows = ranked([row(90.0), row(200.0)], PERPLEXITY)
     assert [one["tied_with_best"] for one in rows] == [None, None]
+
+
+def test_what_does_not_change_is_not_worked_out_at_every_report(corpora, tmp_path, monkeypatch):
+    """Of a thousand trials each report compared all with all, and of each that ran the settings were laid over its base."""
+    config = sweep_config(corpora, tmp_path, search={"searcher": "random", "trials": 4})
+    study, worked = Study.open(config, tmp_path / "study.journal"), []
+    for name in ("ranked", "laid_over"):
+        found = getattr(results, name)
+        monkeypatch.setattr(results, name, lambda *of, n=name, f=found: worked.append(n) or f(*of))
+    rows = Rows(config, SweepDir(tmp_path))
+    for _ in range(2):
+        study.ask(Allowance(8.0))
+    for _ in range(5):
+        assert [row["state"] for row in rows.read(study.trials)] == ["running"] * 2
+    assert worked == ["laid_over"] * 2
+    study.fail(0, "diverged")
+    for _ in range(5):
+        assert [row["state"] for row in rows.read(study.trials)] == ["failed", "running"]
+    assert worked == ["laid_over"] * 2 + ["ranked"]
 
 
 def test_a_trial_that_was_killed_before_it_had_its_settings_keeps_the_sweep_alive(corpora, tmp_path):

@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 from tests.search.sweeps import sweep_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.selection import SEARCHERS, Searcher, is_adaptive
+from uedp_ray.search import study as studies
 from uedp_ray.search.feasibility import alone
 from uedp_ray.search.samplers import SAMPLERS, Sampler
 from uedp_ray.search.study import NAME, Study, _seeded_sampler, outcome, refused, started
@@ -82,6 +83,25 @@ def test_what_was_begun_is_asked_again_with_its_number_and_point_and_nothing_els
     assert again.trials[done.number].values == [90.0]
     assert again.trials[failed.number].user_attrs["reason"] == "diverged"
     assert again.ended(count_refused=False) == 2
+
+
+def test_a_trial_that_ended_is_looked_at_once_and_one_that_was_passed_over_until_it_ends(sweep, journal, monkeypatch):
+    study = Study.open(sweep, journal)
+    first, *_ = asked = [next_allowed(study)]
+    study.leave_open(first.number)  # by what it failed is not known yet: others do not wait for it
+    for _ in range(6):
+        asked.append(next_allowed(study))
+        study.finish(asked[-1].number, score=90.0, epsilon=3.0)
+    assert study.trials[first.number].state == TrialState.RUNNING
+    study.fail(first.number, "its process died")
+    next_allowed(study)
+    assert study.trials[first.number].state == TrialState.FAIL, "told once it has ended"
+    looked = []
+    monkeypatch.setattr(studies, "outcome", lambda trial: looked.append(trial.number) or outcome(trial))
+    study.finish(study._order[-1], score=90.0, epsilon=3.0)
+    looked.clear()
+    asked_again = next_allowed(study).number
+    assert set(looked) <= {*study._order[-2:], asked_again}
 
 
 def test_when_trials_started_and_were_started_once_more_is_kept(sweep, journal):

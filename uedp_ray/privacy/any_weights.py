@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from uedp_ray.privacy.profiles import Family, Profile
+from uedp_ray.privacy.profiles import Family, Profile, kept
 
 _NODES = 100
 """Cells over all of [0, K], and as many over the part of it where the weight that is drawn usually lies."""
@@ -84,18 +84,33 @@ class AnyWeights(Profile):
     def size(self) -> int:
         return super().size + len(self._node_X)
 
-    @np.errstate(over="ignore", invalid="ignore")  # with hardly any noise: NaN then counts as lost
     def curve(self, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        add_G, remove_G = super().curve(eps_G)
+        return self.toward(eps_G, 0), self.toward(eps_G, 1)
+
+    def toward(self, eps_G: np.ndarray, side: int) -> np.ndarray:
+        return kept((self, side), eps_G, lambda: (self._toward(eps_G, side),))[0]
+
+    @np.errstate(over="ignore", invalid="ignore")  # with hardly any noise: NaN then counts as lost
+    def _toward(self, eps_G: np.ndarray, side: int) -> np.ndarray:
+        delta_G = super().toward(eps_G, side)
         near_G = np.abs(eps_G) < self._limit
         if near_G.any():
-            whole = [table_LG[:, near_G] for table_LG in self.family.curves(eps_G)]
+            whole_LG = self.family.curves(eps_G)[side][:, near_G]
             eps_G = eps_G[near_G]
-            nodes = self._nodes.curves(eps_G)
-            add_G[near_G] = self._bound(eps_G, whole[0], nodes[0], np.ones_like(eps_G))
-            # delta_QP(eps) = 1 - exp(eps) + exp(eps) delta_PQ(-eps): convex where that is
-            remove_G[near_G] = self._bound(-eps_G, whole[1], nodes[1], np.exp(np.minimum(eps_G, 700.0)))
-        return add_G, remove_G
+            nodes_XG = self._nodes.curves(eps_G)[side]
+            if side == 0:
+                delta_G[near_G] = self._bound(eps_G, whole_LG, nodes_XG, np.ones_like(eps_G))
+            else:  # delta_QP(eps) = 1 - exp(eps) + exp(eps) delta_PQ(-eps): convex where that is
+                delta_G[near_G] = self._bound(-eps_G, whole_LG, nodes_XG, np.exp(np.minimum(eps_G, 700.0)))
+        return delta_G
+
+    @property
+    def least_from(self) -> float:
+        with np.errstate(over="ignore", invalid="ignore"):  # as in ``toward``
+            return self._limit
+
+    def least(self, eps_G: np.ndarray, side: int) -> np.ndarray:
+        return super().toward(eps_G, side)
 
     @property
     def moments(self) -> Profile:
@@ -184,39 +199,41 @@ class AnyWeights(Profile):
         by_chord = g_XG + np.where(beyond_XG, excess_X[:, None] * slack_G, 0.0)
         by_end = np.where(beyond_XG, np.concatenate([g_XG[1:], g_XG[-1:]]), g_XG)
         # Either may be the lower: in a tail, far less than what a chord may be exceeded by; where cells are wide.
-        least_G = np.minimum.reduce([self._least(x, mean, last_G, g_LG, g_XG, each) for each in (by_chord, by_end)])
+        line_G = self._lowest_line(x, mean, np.hstack([by_chord, by_end]))
+        least_G = np.minimum(line_G[: len(eps_G)], line_G[len(eps_G) :])
+        if self.holders > 1:  # else h need only be right at 0 and 1: a line is best
+            tangents = (self._least_tangent(x, last_G, g_LG, g_XG, each) for each in (by_chord, by_end))
+            least_G = np.minimum.reduce([least_G, *tangents])
         bound_G = np.maximum(least_G, self.weight_L @ g_LG) + self.cut
         return np.clip(np.where(np.isnan(bound_G), 1.0, bound_G), 0.0, 1.0)
 
-    def _least(
-        self,
-        x: np.ndarray,
-        mean: float,
-        last_G: np.ndarray,
-        g_LG: np.ndarray,
-        g_XG: np.ndarray,
-        above_XG: np.ndarray,
-    ) -> np.ndarray:
-        """The least E h(N) that is found; ``above_XG``: between nodes, lines through these are at least g."""
+    def _lowest_line(self, x: np.ndarray, mean: float, above_XG: np.ndarray) -> np.ndarray:
+        """The least E h(N) of lines h that are found; ``above_XG``: between nodes, lines through these are at least g."""
         # The lowest line at the mean: its slope is where the node that holds it up passes the mean.
-        low_G = np.zeros_like(above_XG[0])
+        low_G, column_G = np.zeros_like(above_XG[0]), np.arange(above_XG.shape[1])
         high_G = (np.diff(above_XG, axis=0) / np.diff(x)[:, None]).max(0).clip(0.0)
         best_G = np.full_like(low_G, np.inf)
         for _ in range(_STEPS):
             slope_G = (low_G + high_G) / 2
             rest_XG = above_XG - x[:, None] * slope_G
             top_G = rest_XG.argmax(0)
-            best_G = np.minimum(best_G, np.take_along_axis(rest_XG, top_G[None], 0)[0] + mean * slope_G)
+            best_G = np.minimum(best_G, rest_XG[top_G, column_G] + mean * slope_G)
             right_G = x[top_G] > mean
             low_G, high_G = np.where(right_G, slope_G, low_G), np.where(right_G, high_G, slope_G)
-        if self.holders == 1:  # h need only be right at 0 and 1: a line is best
-            return best_G
+        return best_G
+
+    def _least_tangent(
+        self, x: np.ndarray, last_G: np.ndarray, g_LG: np.ndarray, g_XG: np.ndarray, above_XG: np.ndarray
+    ) -> np.ndarray:
+        """The least E h(N) where h is g up to some point, and a line from there on."""
+        column_G = np.arange(above_XG.shape[1])
+        best_G = np.full(above_XG.shape[1], np.inf)
         count_L1, cut = self.counts.count_L[:, None], self.counts.cut
         beyond = self.counts.mean_beyond(self.counts.count_L[-1], self.holders, self.draw_prob)
         for share in np.linspace(0.0, 1.0, _TANGENTS):
             from_G = (share * np.maximum(last_G - 1, 0)).astype(int)
             known_G = last_G > from_G  # convex up to the next node; else the line begins above g, at node 0
-            g_G = np.take_along_axis(np.where(known_G, g_XG, above_XG), from_G[None], 0)[0]
+            g_G = np.where(known_G, g_XG[from_G, column_G], above_XG[from_G, column_G])
             start_G = x[from_G]
             after_XG = x[:, None] > start_G
             rise_XG = np.divide(above_XG - g_G, x[:, None] - start_G, where=after_XG, out=np.zeros_like(above_XG))

@@ -280,16 +280,27 @@ def _reach(profile: Profile, tail: float) -> tuple[float, float]:
     found = []
     for side in (0, 1):
         reach = 0.0
-        # Coarsely first: the curve of a family of many shifts costs much at each eps.
-        for log_eps in (np.arange(-24.0, 18.0), np.arange(-0.75, 0.25, 0.25)):
-            eps = 2.0**log_eps * (reach or 1.0)
-            delta = profile.curve(np.concatenate([-eps[::-1], [0.0], eps]))[side][eps.size :]
-            over = np.flatnonzero(~(delta <= tail))  # NaN is no bound
-            if not over.size:
+        # Coarsely first, and small ones only if it is none of the others: the curve of many shifts costs much at each eps.
+        for log_eps in (np.arange(-4.0, 18.0), np.arange(-24.0, -3.0)):
+            reach, past = _first_below(profile, 2.0**log_eps, side, tail)
+            if past:
                 break
-            reach = float(eps[min(over[-1], eps.size - 1)])
+        if reach:
+            reach = _first_below(profile, 2.0 ** np.arange(-0.75, 0.25, 0.25) * reach, side, tail)[0] or reach
         found.append(reach)
     return found[0], found[1]
+
+
+def _first_below(profile: Profile, eps: np.ndarray, side: int, tail: float) -> tuple[float, bool]:
+    """The least of ``eps``, which ascend, from which on delta is at most ``tail``, or the largest; 0 if it is so at 0, too.
+    And whether delta is above it at any of them."""
+    every, from_0 = np.concatenate([-eps[::-1], [0.0], eps]), np.append(0.0, eps)
+    over = np.flatnonzero(~(profile.least(every, side)[eps.size :] <= tail))  # NaN is no bound
+    if not over.size or from_0[over[-1]] < profile.least_from:
+        over = np.flatnonzero(~(profile.toward(every, side)[eps.size :] <= tail))
+    if not over.size:
+        return 0.0, False
+    return float(eps[min(over[-1], eps.size - 1)]), bool(over[-1])
 
 
 def _on_grid(
@@ -298,11 +309,11 @@ def _on_grid(
     """delta at the multiples of ``gap`` up to the reach; ``coarser_G``: at those of twice the gap, which are among them."""
     half = math.ceil(max(reach) / gap)
     if coarser_G is None or coarser_G.size == 1:
-        return profile.curve(np.arange(-half, half + 1) * gap)[side]
+        return profile.toward(np.arange(-half, half + 1) * gap, side)
     size = coarser_G.size
     delta_G = np.empty(2 * size - 1)
     delta_G[::2] = coarser_G
-    delta_G[1::2] = profile.curve(np.arange(2 - size, size, 2) * gap)[side]
+    delta_G[1::2] = profile.toward(np.arange(2 - size, size, 2) * gap, side)
     return delta_G[size - 1 - half : size + half]
 
 

@@ -27,6 +27,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class Ledger:
 
     def __init__(self, path: Path, events: list[dict[str, Any]], size: int):
         self._path, self._events, self._size = path, events, size
+        self._attempts = Counter(event.get("round") for event in events if _is_charged(event))
 
     @classmethod
     def create(cls, path: str | Path, header: dict[str, Any]) -> Ledger:
@@ -128,6 +130,8 @@ class Ledger:
             os.close(descriptor)
         self._size += len(line)
         self._events.append(event)
+        if _is_charged(event):
+            self._attempts[event.get("round")] += 1
         return event
 
     @property
@@ -147,7 +151,7 @@ class Ledger:
 
     def attempts(self, round: int) -> int:  # noqa: A002 - the event's own field name
         """How many times this round has been charged; also the number of its next attempt."""
-        return sum(event["kind"] in ROUNDS and event.get("round") == round for event in self._events)
+        return self._attempts[round]
 
     def require_position(self, seq: int, digest: str) -> None:
         """Raises: InputError if a checkpoint's position is not in this ledger (it was cut short, or is another run's)."""
@@ -157,6 +161,11 @@ class Ledger:
                 (seq, digest[:12]),
                 f"is not in {self._path}: restore the complete ledger",
             )
+
+
+def _is_charged(event: dict[str, Any]) -> bool:
+    """Whether it is of a round. One whose number is no number, as only somebody else's ledger has, is of none."""
+    return event["kind"] in ROUNDS and isinstance(event.get("round"), int | float)
 
 
 def check_uncut(path: Path, num_events: int, charged: int) -> None:

@@ -14,11 +14,14 @@ References: Balle and Wang, arXiv 1805.06530, theorem 5 (one Gaussian).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import numpy as np
 from scipy import special
+
+_Arrays = TypeVar("_Arrays", bound=tuple[np.ndarray, ...])
 
 
 @dataclass(eq=False)
@@ -34,34 +37,32 @@ class Family:
 
         ``eps_G`` is symmetric about 0: the threshold of one direction at eps is that of the other at -eps.
         """
-        key = (self, eps_G.tobytes())
-        table = _TABLES.get(key)
-        if table is None:
-            parts = max(1, self.shifts_LJ.shape[0] * eps_G.size // 500_000)
-            split = zip(np.array_split(self.shifts_LJ, parts), np.array_split(self.probs_LJ, parts), strict=True)
-            with np.errstate(over="ignore"):  # as in ``_hockey_sticks``
-                done = [_hockey_sticks(s / self.noise_multiplier, p, eps_G) for s, p in split]
-            table = np.concatenate([d[0] for d in done]), np.concatenate([d[1] for d in done])
-            _TABLES.put(key, table)
-        return table
+        return kept(self, eps_G, lambda: self._curves(eps_G))
+
+    def _curves(self, eps_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        parts = max(1, self.shifts_LJ.shape[0] * eps_G.size // 500_000)
+        split = zip(np.array_split(self.shifts_LJ, parts), np.array_split(self.probs_LJ, parts), strict=True)
+        with np.errstate(over="ignore"):  # as in ``_hockey_sticks``
+            done = [_hockey_sticks(s / self.noise_multiplier, p, eps_G) for s, p in split]
+        return np.concatenate([d[0] for d in done]), np.concatenate([d[1] for d in done])
 
 
 class _Tables:
-    """The most recently computed curves of all families together: those with many shifts take megabytes each."""
+    """The most recently computed curves of families and profiles together: those with many shifts take megabytes each."""
 
     def __init__(self, most_bytes: int):
         self._room = most_bytes
-        self._found: dict[tuple[Family, bytes], tuple[np.ndarray, np.ndarray]] = {}
+        self._found: dict[tuple[Hashable, bytes], tuple[np.ndarray, ...]] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[Family, bytes]) -> tuple[np.ndarray, np.ndarray] | None:
+    def get(self, key: tuple[Hashable, bytes]) -> tuple[np.ndarray, ...] | None:
         with self._lock:
             table = self._found.pop(key, None)
             if table is not None:
                 self._found[key] = table  # now the last to be evicted
             return table
 
-    def put(self, key: tuple[Family, bytes], table: tuple[np.ndarray, np.ndarray]) -> None:
+    def put(self, key: tuple[Hashable, bytes], table: tuple[np.ndarray, ...]) -> None:
         with self._lock:
             self._room += _num_bytes(self._found.pop(key, ())) - _num_bytes(table)
             self._found[key] = table
@@ -74,6 +75,18 @@ def _num_bytes(arrays: Sequence[np.ndarray]) -> int:
 
 
 _TABLES = _Tables(512 << 20)
+
+
+def kept(of: Hashable, eps_G: np.ndarray, compute: Callable[[], _Arrays]) -> _Arrays:
+    """What ``compute`` returns, which is of nothing but ``of`` and the epsilons: once, as long as there is room."""
+    key = (of, eps_G.tobytes())
+    if (known := _TABLES.get(key)) is not None:
+        return cast("_Arrays", known)
+    table = compute()
+    for array in table:
+        array.setflags(write=False)
+    _TABLES.put(key, table)
+    return table
 
 
 @np.errstate(over="ignore", invalid="ignore")  # with hardly any noise: NaN then counts as lost, at the end
@@ -152,6 +165,19 @@ class Profile:
         add_LG, remove_LG = self.family.curves(eps_G)
         return self._mean(add_LG), self._mean(remove_LG)
 
+    def toward(self, eps_G: np.ndarray, side: int) -> np.ndarray:
+        """One of the two directions of ``curve``, which may take half as long."""
+        return self._mean(self.family.curves(eps_G)[side])
+
+    @property
+    def least_from(self) -> float:
+        """The distance of an epsilon from 0 from which on ``least`` is ``toward``."""
+        return 0.0
+
+    def least(self, eps_G: np.ndarray, side: int) -> np.ndarray:
+        """What may be less than ``toward`` near 0, and takes less time."""
+        return self.toward(eps_G, side)
+
     def _mean(self, delta_LG: np.ndarray) -> np.ndarray:
         return np.minimum(self.weight_L @ delta_LG + self.cut, 1.0)
 
@@ -168,6 +194,9 @@ class Replaced(Profile):
         add_G, remove_G = super().curve(eps_G)
         either_G = np.where(eps_G >= 0.0, add_G, remove_G)
         return either_G, either_G
+
+    def toward(self, eps_G: np.ndarray, side: int) -> np.ndarray:
+        return self.curve(eps_G)[side]
 
 
 def replaced(sensitivity: float, noise_std: float, *, share: float) -> Replaced:

@@ -23,6 +23,7 @@ from uedp_ray.fields import Check, list_of, number, record, string
 from uedp_ray.privacy.cautions import weakness
 from uedp_ray.privacy.selection import PILOTS, TRAINS_ANEW, unpriced
 from uedp_ray.reporting import Reporter
+from uedp_ray.search.disk import drop_ended
 from uedp_ray.search.export import export_best
 from uedp_ray.search.feasibility import alone, judge, run_config
 from uedp_ray.search.gpus import gpus_of_worker
@@ -60,11 +61,14 @@ def finalize(
     ``study`` keeps when the winner was trained.
     """
     for row in rows:
-        for run in map(RunDir, folder.runs(row["number"], config.suffixes)):
+        for path in folder.runs(row["number"], config.suffixes):
+            run = RunDir(path, folder.storage.child(path))
             if row["state"] in ("failed", "stopped") and run.private.is_dir():
                 # A worker that outlives its trial may charge rounds for a while: not while the price is computed.
                 with run.driving():
                     settle_run(run)  # a restart would do this, but there is none
+                    if row["state"] == "stopped":  # of one that failed, its checkpoint may be all that there is
+                        drop_ended(run)
     selection = cost_of_selection(config, folder, rows, reporter)
     references = _references(config, folder, beside, reporter)
     winner = _winner(config, folder, rows, selection, beside, reporter, study)  # last: its result is kept at once

@@ -9,6 +9,7 @@ Scores are of released models on evaluation text; everything here is as public a
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -51,26 +52,33 @@ _STATES = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed", TrialState.RU
 
 
 class Rows:
-    """The rows of a sweep; those of ended trials are read once."""
+    """The rows of a sweep; those of ended trials are read once, and ranked when another has ended."""
 
     def __init__(self, sweep: SweepConfig, folder: SweepDir):
         self._sweep, self._folder = sweep, folder
         self._ended: dict[int, Row] = {}
+        self._planned: dict[int, int] = {}
+        """The rounds of trials that run: theirs are read whenever any trial reports."""
 
     def read(self, trials: Sequence[FrozenTrial]) -> list[Row]:
-        """Returns one row per trial that was asked for, in order of number, ranked."""
-        rows = []
+        """Returns one row per trial that was asked for, in order of number, ranked: to be read only, as later calls return
+        the same, of a thousand trials not copied at every report."""
+        rows, known = [], len(self._ended)
         for trial in trials:
             if trial.state == TrialState.WAITING:
                 continue
-            row = self._ended.get(trial.number) or _row(self._sweep, self._folder, trial, trials[0])
-            if outcome(trial).is_finished():
-                self._ended[trial.number] = row
-            rows.append(dict(row))
-        return ranked(rows, self._sweep.metric)
+            row = self._ended.get(trial.number)
+            if row is None:
+                row = _row(self._sweep, self._folder, trial, trials[0], self._planned)
+                if outcome(trial).is_finished():
+                    self._ended[trial.number] = row
+            rows.append(row)
+        if len(self._ended) > known:
+            ranked(rows, self._sweep.metric)
+        return rows
 
 
-def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial, first: FrozenTrial) -> Row:
+def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial, first: FrozenTrial, planned: dict[int, int]) -> Row:
     runs = [run for run in folder.runs(trial.number, sweep.suffixes) if (run / "ledger.jsonl").exists()]
     state = _STATES.get(outcome(trial)) or ("refused" if refused(trial) else "stopped")
     since, again = started(trial, first)
@@ -98,9 +106,10 @@ def _row(sweep: SweepConfig, folder: SweepDir, trial: FrozenTrial, first: Frozen
     elif state == "stopped" and trial.intermediate_values:
         row[sweep.metric.name] = trial.intermediate_values[max(trial.intermediate_values)]
     elif state == "running":  # its ledger grows
-        whole = point.keys() <= trial.params.keys()  # a kill may come before a trial has its settings
-        planned = (laid_over(sweep.base, sweep, point) if whole else sweep.base).training.num_rounds
-        row |= {"rounds": max(trial.intermediate_values, default=0), "planned_rounds": planned}
+        if trial.number not in planned and point.keys() <= trial.params.keys():
+            planned[trial.number] = laid_over(sweep.base, sweep, point).training.num_rounds
+        rounds = planned.get(trial.number, sweep.base.training.num_rounds)  # a kill may come before it has its settings
+        row |= {"rounds": max(trial.intermediate_values, default=0), "planned_rounds": rounds}
     return row | {"passes": row["rounds"] * share_of(point, sweep.base) if row["rounds"] else None}
 
 
@@ -177,12 +186,11 @@ def read_rows(path: Path, metric: Metric, remedy: str) -> list[Row]:
 def ranked(rows: list[Row], metric: Metric) -> list[Row]:
     """Marks the Pareto front and, with several seeds, what cannot be told apart from the best."""
     done = [row for row in rows if row["state"] == "done"]
-    for row in done:
-        row["pareto"] = not any(_dominates(other, row, metric) for other in done)
+    _mark_pareto(done, metric)
     first = best(rows, metric)
     if first is not None and len(first["scores"]) > 1:
         for row in done:
-            row["tied_with_best"] = row is first or not _differ(first["scores"], row["scores"], metric)
+            row["tied_with_best"] = row is first or not _differ(tuple(first["scores"]), tuple(row["scores"]), metric)
     return rows
 
 
@@ -224,16 +232,30 @@ def stated(rows: Sequence[Row], sweep: SweepConfig) -> Row | None:
     }
 
 
-def _dominates(one: Row, other: Row, metric: Metric) -> bool:
-    """Whether ``one`` is better in score or epsilon and no worse in the other. Calibration leaves epsilon some slack."""
-    no_dearer = one["epsilon"] <= other["epsilon"] * _PLAY
-    cheaper = one["epsilon"] * _PLAY < other["epsilon"]
-    ours, theirs = metric.cost(one[metric.name]), metric.cost(other[metric.name])
-    better, as_good = ours < theirs, ours <= theirs
-    return (better and no_dearer) or (as_good and cheaper)
+def _mark_pareto(done: Sequence[Row], metric: Metric) -> None:
+    """Marks trials than which none is better in score or epsilon and no worse in the other. Calibration leaves epsilon some
+    slack: one that is dearer by no more than that is no worse, and one that is cheaper by no more than that no better.
+
+    Of all with a better score, and of all with one as good, the cheapest alone decides.
+    """
+    better, as_good = math.nan, math.inf  # there is none; not one of an infinite epsilon
+    alike: list[Row] = []
+
+    def mark() -> None:
+        for row in alike:
+            row["pareto"] = not (better <= row["epsilon"] * _PLAY or as_good * _PLAY < row["epsilon"])
+
+    for row in sorted(done, key=lambda row: metric.cost(row[metric.name])):
+        if alike and metric.cost(row[metric.name]) > metric.cost(alike[0][metric.name]):
+            mark()
+            better, alike = as_good, []
+        alike.append(row)
+        as_good = min(as_good, row["epsilon"])
+    mark()
 
 
-def _differ(one: Sequence[float], other: Sequence[float], metric: Metric) -> bool:
+@functools.lru_cache(maxsize=1 << 14)
+def _differ(one: tuple[float, ...], other: tuple[float, ...], metric: Metric) -> bool:
     """Welch's t-test: whether means this far apart are rare if the two configurations are alike. Ratios: on their logs."""
     compared = [[math.log(score) if metric.ratio else score for score in scores] for scores in (one, other)]
     return bool(stats.ttest_ind(*compared, equal_var=False).pvalue < SIGNIFICANCE)
@@ -242,9 +264,9 @@ def _differ(one: Sequence[float], other: Sequence[float], metric: Metric) -> boo
 def write_table(rows: Sequence[Row], sweep: SweepConfig, path: Path) -> None:
     """Writes ``trials.parquet``: one row per trial, one column per searched setting."""
     columns = columns_of(sweep) | {key: _type(dimension) for key, dimension in sweep.parsed_space.items()}
-    data = [{name: _cell(row.get(name), kind) for name, kind in columns.items()} for row in rows]
+    cells = [_cells([row.get(name) for row in rows], kind) for name, kind in columns.items()]
     buffer = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(data, schema=pa.schema(list(columns.items()))), buffer)
+    pq.write_table(pa.Table.from_arrays(cells, schema=pa.schema(list(columns.items()))), buffer)
     write_atomically(path, buffer.getvalue().to_pybytes())
 
 
@@ -276,8 +298,9 @@ def _type(dimension: Dimension) -> pa.DataType:
     return pa.float64() if kinds and kinds <= {int, float} else pa.string()
 
 
-def _cell(value: Any, kind: pa.DataType) -> Any:
-    return str(value) if kind == pa.string() and value is not None else value
+def _cells(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    told = [None if value is None else str(value) for value in values] if kind == pa.string() else values
+    return pa.array(told, kind)
 
 
 def count_states(rows: list[Row]) -> dict[str, int]:

@@ -17,6 +17,7 @@ outcome is in the trial's attribute ``ended``; the function ``outcome`` reads bo
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -79,6 +80,9 @@ class Study:
         """Trials to train, in order: a trial's place in the search."""
         self._begun = [trial.number for trial in began if outcome(trial) == TrialState.RUNNING]
         self._asked: dict[int, optuna.Trial] = {}
+        self._unplaced: list[int] = []
+        self._told = 0
+        """How many of the first in order had ended when it was last looked: Optuna knows of them."""
         self._unknown: set[int] = set()
 
     @classmethod
@@ -147,10 +151,11 @@ class Study:
         """
         place, trials = self._order.index(self._begun[0]) if self._begun else len(self._order), self.trials
         if self._sweep.search.adaptive:
-            known = [trials[elder] for elder in self._known(place)]
+            known = [trials[elder] for elder in self._known(place)[self._told :]]
             if any(outcome(elder) == TrialState.RUNNING and elder.number not in self._unknown for elder in known):
                 return None
             self._tell(known)
+            self._told += sum(1 for _ in itertools.takewhile(lambda elder: outcome(elder).is_finished(), known))
         began = self._begun.pop(0) if self._begun else None
         self._study.sampler = _sampler(self._sweep, len(trials) if began is None else began)
         with warnings.catch_warnings():
@@ -166,6 +171,7 @@ class Study:
             self._order = [number for number in self._order if number != trial.number]
         else:
             self._asked[trial.number] = trial
+            self._unplaced.append(trial.number)
             if began is None:
                 self._order.append(trial.number)
             else:
@@ -174,11 +180,12 @@ class Study:
 
     def place(self, begin: Callable[[int], None]) -> None:
         """Makes the folders of trials that were asked for, before they start, and records that: see ``placed``."""
-        trials = self.trials
-        for asked in self._asked:
-            if _PLACED not in trials[asked].user_attrs:
+        trials = self.trials if self._unplaced else ()
+        while self._unplaced:
+            if _PLACED not in trials[asked := self._unplaced[0]].user_attrs:
                 begin(asked)
                 self._asked[asked].set_user_attr(_PLACED, True)
+            del self._unplaced[0]
 
     @property
     def placed(self) -> list[int]:
@@ -194,7 +201,10 @@ class Study:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a trial that was killed reports a round again
             self._asked[number].report(score, step)
-        search, trials = self._sweep.search, self.trials
+        search = self._sweep.search
+        if search.early_stopping == "none":
+            return False
+        trials = self.trials
         known = [trials[elder] for elder in self._known(self._order.index(number))]
         own, *compared = (
             {step: self._sweep.metric.cost(value) for step, value in each.intermediate_values.items()}

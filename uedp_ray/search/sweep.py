@@ -279,7 +279,7 @@ def _check_room(
     at_once = min(room.trials_at_once, resources.max_concurrent or room.trials_at_once, left)
     unused = idle(nodes, at_once * resources.workers_per_trial, gpus)
     runs = left * len(config.suffixes)
-    full = None if folder.storage.is_copy else too_full(config.base, runs, folder.root)
+    full = None if folder.storage.is_copy else too_full(config.base, runs, folder.root, at_once=at_once)
     for warning in (*room.warnings, unused, full):
         if warning:
             reporter.say(warning)

@@ -82,7 +82,7 @@ class GatheredRows(Rows):
 
     def read(self, trials: Sequence[FrozenTrial]) -> list[Row]:
         for trial in trials:
-            if outcome(trial).is_finished() and not refused(trial) and trial.number not in self._gathered:
+            if trial.number not in self._gathered and outcome(trial).is_finished() and not refused(trial):
                 for path in self._folder.runs(trial.number, self._sweep.suffixes):
                     storage = self._folder.storage.child(path)
                     if storage.exists():

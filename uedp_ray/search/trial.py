@@ -18,6 +18,7 @@ from typing import Any
 from uedp_ray.config import RunConfig, load_config
 from uedp_ray.errors import DeviceError, InputError, TextError
 from uedp_ray.reporting import SILENT, Reporter
+from uedp_ray.search.disk import drop_ended
 from uedp_ray.search.feasibility import run_config
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.proxies import score_of
@@ -29,6 +30,7 @@ from uedp_ray.storage.open import open_storage
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import warm_started
+from uedp_ray.training.rundir import RunDir
 
 Report = Callable[[dict[str, Any]], None]
 """Receives ``round``, ``score`` (by the sweep's metric) and ``epsilon`` as the first seed is evaluated; at the end,
@@ -142,6 +144,7 @@ def _train(
             reporter=Evaluations() if place == 0 else SILENT,
         )
         results.append(result)
+        drop_ended(RunDir(out, storage))
     scores = [result[name] for result in results]
     score = math.inf if None in scores else score_of(sweep, scores)
     spent = [result["epsilon"][unit] for result in results]

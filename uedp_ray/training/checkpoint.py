@@ -36,6 +36,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +105,15 @@ def save_checkpoint(folder: Path, state: RoundState, position: Position) -> None
     for old in folder.iterdir():
         if old.name != name and _TENSORS.fullmatch(old.name):  # a user's own copy has another name
             old.unlink()
+
+
+def drop_checkpoint(folder: Path) -> None:
+    """Removes a checkpoint that no start will resume from; files that are not ours stay."""
+    for file in (folder / "state.json", *folder.glob("round-*.safetensors")):  # the first marks a whole one
+        if file.name == "state.json" or _TENSORS.fullmatch(file.name):
+            file.unlink(missing_ok=True)
+    with suppress(OSError):  # it is missing, or not empty
+        folder.rmdir()
 
 
 def kept_rounds(folder: Path) -> int:
