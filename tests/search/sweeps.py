@@ -104,6 +104,7 @@ def finalize_here(
     points: list[dict[str, Any]],
     failed: Collection[int] = (),
     running: Collection[int] = (),
+    stopped: Collection[int] = (),
 ) -> dict[str, Any]:
     """The end of a sweep that tried these points."""
     folder = SweepDir(out)
@@ -111,6 +112,7 @@ def finalize_here(
     for number, point in enumerate(points):
         ended = {"state": TrialState.FAIL} if number in failed else {"value": 1.0}
         ended = {"state": TrialState.RUNNING} if number in running else ended
+        ended = {"state": TrialState.PRUNED} if number in stopped else ended
         trials.append(create_trial(params=point, distributions=_distributions(config, point), **ended))
         trials[-1].number = number
     return finalize(config, folder, Rows(config, folder).read(trials), Here(), SILENT)

@@ -74,15 +74,15 @@ def test_what_was_cut_off_keeps_its_checkpoint_and_what_was_stopped_loses_it(cor
     config = sweep_config(corpora, tmp_path)
     folder, names = SweepDir(tmp_path / "sweep"), {}
     search_here(config, folder.root, [SETTINGS])
-    for number in (1, 2):
+    for number in (1, 2, 3):
         shutil.copytree(folder.runs(0)[0], run := folder.runs(number)[0])
         for name in ("result.json", "model/model.safetensors"):
             (run / name).unlink()
         (run / "checkpoint").mkdir()
         for name in ("state.json", "round-000002.safetensors", "round-2-of-mine.safetensors"):
             (run / "checkpoint" / name).write_text("")
-    finalize_here(config, folder.root, [SETTINGS] * 3, failed=[1], running=[2])
-    for number in (1, 2):
+    finalize_here(config, folder.root, [SETTINGS] * 4, stopped=[1], running=[2], failed=[3])
+    for number in (1, 2, 3):
         names[number] = sorted(file.name for file in (folder.runs(number)[0] / "checkpoint").iterdir())
     assert names[1] == ["round-2-of-mine.safetensors"], "what is not ours stays"
-    assert len(names[2]) == 3
+    assert len(names[2]) == len(names[3]) == 3, "of a trial that failed it may be all that there is"

@@ -180,27 +180,32 @@ class WeightedSums:
 
     def _sum(self, terms: Sequence[_Formed | _Products], total: Tensor, step: int, unit: float | None) -> None:
         """Adds the terms to ``total``, ``step`` rows of it at a time."""
-        numbers = max(each.num for each in terms) * total[:step].numel()
+        most = max(each.num for each in terms)
+        numbers = most * total[:step].numel()
         if self._formed.dtype != terms[0].dtype or len(self._formed) < numbers:
             self._formed = self._formed.new_empty(numbers, dtype=terms[0].dtype)
             self._steps, self._sums = (self._steps.new_empty(numbers) for _ in range(2))
         for start in range(0, len(total), step):
             piece = total[start : start + step]
+            held = (most, *piece.shape)
+            formed, steps = (each[: math.prod(held)].view(held) for each in (self._formed, self._steps))
             sums, added = self._sums[: piece.numel()].view(piece.shape), 0
             for each in terms:
-                formed = each.form(start, piece.shape, self._formed)
+                out = each.form(start, formed[: each.num])
                 if unit is None:
-                    for one in formed:
+                    for one in out:
                         piece.add_(one)
                     continue
                 if added + each.num > _MOST:
                     piece.add_(sums, alpha=unit)
                     added = 0
+                if not added:
+                    sums.copy_(out[0])
+                elif each.num == 1:
+                    sums.add_(steps[0].copy_(out[0]))
                 if each.num > 1:
-                    steps = self._steps[: formed.numel()].view(formed.shape).copy_(formed).sum(0)
-                else:
-                    steps = formed[0] if not added else self._steps[: piece.numel()].view(piece.shape).copy_(formed[0])
-                sums = sums.add_(steps) if added else sums.copy_(steps)
+                    rest = steps[: each.num].copy_(out)[1 if not added else 0 :]
+                    sums.add_(rest.sum(0))
                 added += each.num
             if added:
                 piece.add_(sums, alpha=unit)
@@ -218,9 +223,10 @@ class _Formed:
     def dtype(self) -> torch.dtype:
         return self.row.dtype
 
-    def form(self, start: int, shape: torch.Size, memory: Tensor) -> Tensor:
-        """(1, *shape): the part from ``start``, weighted."""
-        return torch.mul(self.row[start : start + shape[0]], self.weight, out=memory[: shape[0]])[None]
+    def form(self, start: int, out: Tensor) -> Tensor:
+        """Writes the part from ``start``, weighted, to ``out`` (1, n)."""
+        torch.mul(self.row[start : start + out.shape[1]], self.weight, out=out[0])
+        return out
 
 
 class _Products:
@@ -228,7 +234,7 @@ class _Products:
 
     def __init__(self, kept: Sequence[tuple[Factors, int, float]], num_rows: int, step: int):
         self.num, self.dtype = len(kept), kept[0][0].right[0].dtype
-        self._left = _side_by_side([each.left[0][x] for each, x, _ in kept])
+        self._left = _side_by_side([each.left[0][x] for each, x, _ in kept]).mT
         self._right = _side_by_side([each.right[0][x] * weight for each, x, weight in kept])
         self._ids = self._rows = None
         if kept[0][0].ids:
@@ -241,10 +247,9 @@ class _Products:
                 self._cuts = torch.searchsorted(self._ids[0], starts).tolist()
                 self._step = step
 
-    def form(self, start: int, shape: torch.Size, memory: Tensor) -> Tensor:
-        """(b, *shape): rows from ``start``."""
-        out = memory[: self.num * shape.numel()].view(self.num, *shape)
-        torch.bmm(self._left[:, :, start : start + shape[0]].mT, self._right, out=out)
+    def form(self, start: int, out: Tensor) -> Tensor:
+        """Writes rows from ``start`` to ``out`` (b, n, J)."""
+        torch.bmm(self._left[:, start : start + out.shape[1]], self._right, out=out)
         if self._ids is not None and self._rows is not None:
             ids, rows = self._ids, self._rows
             if hasattr(self, "_cuts"):
