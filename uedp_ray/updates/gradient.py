@@ -253,7 +253,8 @@ class Update(LocalUpdate):
         made_up = self.task.made_up(length, self._vocab_size, np.random.default_rng(0))
         user = UserSelection(0, np.arange(rows[0]), np.ones(rows[0], np.float32), rows[0])
         for again in (0, 1):
-            beside = torch.empty(again * self._most_held, device=self.device).fill_(0.0)  # zeros() would take no page
+            size = again * self._most_held * 5 // 4  # allocators leave gaps
+            beside = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
             drawn = Drawn.of(user, [length] * rows[0])
             self._run(((rows[0], length), [(drawn, at) for at in range(rows[0])]), 0, lambda _: made_up)
             self._most_held = min(self._most_held, _MOST_BATCHES * _num_held([drawn]))
