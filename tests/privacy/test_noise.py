@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -61,3 +62,49 @@ def test_negative_or_nan_std_is_refused():
     for std in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="std"):
             GaussianNoise().sample(3, std=std, round_index=0)
+
+
+def test_noise_that_was_drawn_ahead_is_that_of_one_release(monkeypatch):
+    """In blocks, of which fewer may wait than there are."""
+    monkeypatch.setattr("uedp_ray.privacy.noise._BLOCK", 100)
+    monkeypatch.setattr("uedp_ray.privacy.noise._AHEAD", 2)
+    asked = {"std": 2.0, "round_index": 3}
+    for noise in (GaussianNoise(test_seed=1), GaussianNoise()):
+        noise.draw_ahead(1000, **asked)
+        ahead, again = noise.sample(1000, **asked), noise.sample(1000, **asked)
+        assert torch.equal(ahead, again) == (not noise.private), "taken twice"
+    noise = GaussianNoise(test_seed=1)
+    expected = noise.sample(1000, **asked)
+    noise.draw_ahead(1000, std=2.0, round_index=2)  # of a round that was given up
+    noise.draw_ahead(1000, **asked)
+    assert torch.equal(noise.sample(1000, **asked), expected)
+    noise.draw_ahead(999, **asked)
+    assert torch.equal(noise.sample(1000, **asked), expected), "another vector's"
+    assert noise._ahead is None
+
+
+def test_threads_that_draw_noise_end(monkeypatch):
+    monkeypatch.setattr("uedp_ray.privacy.noise._BLOCK", 10)
+    monkeypatch.setattr("uedp_ray.privacy.noise._AHEAD", 2)
+    noise = GaussianNoise()
+    for number in range(3):
+        noise.draw_ahead(1000, std=1.0, round_index=number)
+    noise.sample(1000, std=1.0, round_index=2)
+    for thread in threading.enumerate():
+        if thread.name == "noise":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_where_noise_is_taken(monkeypatch):
+    def broken(key, size, *, std):
+        yield torch.zeros(1)
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("uedp_ray.privacy.noise.keyed_blocks", broken)
+    noise = GaussianNoise()
+    noise.draw_ahead(5, std=1.0, round_index=0)
+    with pytest.raises(MemoryError, match="no room"):
+        noise.sample(5, std=1.0, round_index=0)
+    with pytest.raises(ValueError, match="must be 0 or more"):
+        noise.draw_ahead(5, std=-1.0, round_index=0)

@@ -24,14 +24,21 @@ Callers that add it round both to a grid (``grid``): a sum of floating-point num
 from __future__ import annotations
 
 import hashlib
+import queue
 import secrets
 import struct
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import torch
 
 _BLOCK = 1 << 20
+_AHEAD = 1 << 7
+"""Blocks that wait to be added."""
+_MOMENT = 0.1
+"""Seconds after which a thread looks whether its noise is still wanted."""
 
 
 class GaussianNoise:
@@ -39,6 +46,7 @@ class GaussianNoise:
 
     def __init__(self, test_seed: int | None = None):
         self._test_seed = test_seed
+        self._ahead: _Ahead | None = None
 
     @property
     def private(self) -> bool:
@@ -55,6 +63,21 @@ class GaussianNoise:
 
     def blocks(self, size: int, *, std: float, round_index: int) -> Iterator[torch.Tensor]:
         """Yields the same in parts of at most 2^20, so that a long vector needs no second one for its noise."""
+        ahead, self._ahead = self._ahead, None  # whatever was drawn is of one release
+        if ahead is not None and ahead.of == (size, std, round_index):
+            return ahead.taken()
+        if ahead is not None:
+            ahead.drop()
+        return self._drawn(size, std, round_index)
+
+    def draw_ahead(self, size: int, *, std: float, round_index: int) -> None:
+        """Begins to draw, in a thread, what ``blocks`` of the same arguments gives next: noise does not depend on the sum,
+        and of many parameters it takes seconds, for which all GPUs would wait. Holds at most 1 GiB."""
+        if self._ahead is not None:
+            self._ahead.drop()
+        self._ahead = _Ahead((size, std, round_index), self._drawn(size, std, round_index))
+
+    def _drawn(self, size: int, std: float, round_index: int) -> Iterator[torch.Tensor]:
         if not std >= 0.0:
             raise ValueError(f"noise std {std} must be 0 or more")
         if self._test_seed is None:
@@ -62,7 +85,46 @@ class GaussianNoise:
         else:
             name = struct.pack("<qQQ", self._test_seed, round_index, 0)
             key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
-        yield from keyed_blocks(key, size, std=std)
+        return keyed_blocks(key, size, std=std)
+
+
+class _Ahead:
+    """Blocks that a thread draws, as far as there is room. ``of``: what they were asked for."""
+
+    def __init__(self, of: tuple[int, float, int], blocks: Iterator[torch.Tensor]):
+        self.of = of
+        self._blocks: queue.Queue[torch.Tensor | BaseException | None] = queue.Queue(_AHEAD)
+        self._dropped = threading.Event()
+        threading.Thread(target=self._draw, args=(blocks,), name="noise", daemon=True).start()
+
+    def _draw(self, blocks: Iterator[torch.Tensor]) -> None:
+        try:
+            for block in blocks:
+                self._put(block)
+                if self._dropped.is_set():
+                    return
+            self._put(None)
+        except BaseException as error:  # is raised where the noise is taken
+            self._put(error)
+
+    def _put(self, item: torch.Tensor | BaseException | None) -> None:
+        while not self._dropped.is_set():
+            with suppress(queue.Full):
+                self._blocks.put(item, timeout=_MOMENT)
+                return
+
+    def taken(self) -> Iterator[torch.Tensor]:
+        try:
+            while (item := self._blocks.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Ends the thread; what it drew is used for nothing."""
+        self._dropped.set()
 
 
 def keyed_blocks(key: int, size: int, *, std: float) -> Iterator[torch.Tensor]:

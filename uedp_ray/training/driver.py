@@ -155,6 +155,8 @@ class RunDriver:
                 num_kept=len(kept_by(self._training)),
                 num_events=self._training.checkpoint_every,
             )
+        if self.plan.noise_std > 0 and self.plan.grid is not None:
+            self._noise.draw_ahead(self.state.parameters.numel(), std=self.plan.noise_std, round_index=round_index)
         self._left -= 1
         self._unsaved += 1
         # A replayed round draws a fresh sample, unless the run is a test whose replays must be identical.
