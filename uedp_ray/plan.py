@@ -34,7 +34,7 @@ from uedp_ray.config import RunConfig
 from uedp_ray.corpus.bounds import IncidenceGraph
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.cautions import cautions, weakness
-from uedp_ray.privacy.clipping import clip_factors, projection_margin, wide_norms
+from uedp_ray.privacy.clipping import clip_factors, projection_margin, wide_norm
 from uedp_ray.privacy.events import Charges, charges, epsilon_of_charges, planned_rounds, to_planned_end
 from uedp_ray.privacy.grid import SumGrid
 from uedp_ray.privacy.mechanisms.local_round import LocalRound
@@ -276,7 +276,8 @@ class Plan:
             found = f"{tuple(update.shape)} {update.dtype} {type(update).__name__}"
             raise TypeError(f"a user's update must be a {tuple(total.shape)} Tensor of float32 or float64, not {found}")
         bound = self.config.privacy.l2_clip_norm if self.config.privacy.clip else None
-        factor = weight * float(clip_factors(wide_norms(update[None]), bound))
+        norm = torch.tensor(wide_norm(update), dtype=torch.float64)
+        factor = weight * float(clip_factors(norm, bound))
         if not factor > 0:
             return False
         if self.grid is None:

@@ -78,6 +78,11 @@ def wide_norms(rows: torch.Tensor) -> torch.Tensor:
     return squares.sum(1).sqrt()
 
 
+def wide_norm(vector: torch.Tensor) -> float:
+    """The float64 L2 norm of (P,), of float32 or float64."""
+    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts(vector)))
+
+
 def projection_margin(bound: float, num_params: int, step: float) -> float:
     """How much further apart than before two vectors of P coordinates may be once projected and truncated to a grid.
 

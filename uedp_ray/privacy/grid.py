@@ -68,7 +68,7 @@ class SumGrid:
     def add(self, total: torch.Tensor, vector: torch.Tensor, scale: float = 1.0) -> None:
         """Adds ``scale`` times a finite (P,) vector, in float64 and truncated toward zero on the grid, to (P,) int64."""
         for sums, part in zip(parts(total), parts(vector), strict=True):
-            sums.add_(part.to(torch.float64, copy=True).mul_(scale / self.step).to(torch.int64))
+            sums.add_((part.double() * (scale / self.step)).to(torch.int64))
 
     def add_noise(self, total: torch.Tensor, blocks: Iterable[torch.Tensor]) -> None:
         """Adds noise to (P,) int64 in place, each value rounded to the grid. ``blocks``: float64, overwritten, P in all."""
