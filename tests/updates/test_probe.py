@@ -132,6 +132,21 @@ def test_sentences_that_influence_each_other_are_found_before_the_first_round(mo
         update.sum_updates(update.params.get(), [], 0)
 
 
+def test_a_device_that_shortens_products_is_refused_though_an_earlier_run_needed_no_clip_of_sentences(monkeypatch):
+    """What a probe found is kept for later runs of its process, and the earlier one had claimed nothing of products."""
+    monkeypatch.setattr(gradient, "products_are_exact", lambda params, device: False)
+    free = {"holder_bound": "truncate", "entity_bound": "truncate"}
+    config = make("gpt2", sentence_clip_norm=0.3)
+    bare = dataclasses.replace(
+        config,
+        privacy=dataclasses.replace(config.privacy, sentence_clip_norm=None),
+        bounds=dataclasses.replace(config.bounds, **free),
+    )
+    Worker(bare, sentences()).update().probe()
+    with pytest.raises(InputError, match="not of float32's precision"):
+        Worker(config, sentences()).update().probe()
+
+
 @dataclass(frozen=True)
 class Contrast(NextWord):
     """A task whose losses depend on the batch: it has the fields of another."""

@@ -119,33 +119,26 @@ def test_no_vector_is_longer_than_its_length_says(sizes, kind):
 
 
 @pytest.mark.parametrize("size", [64, 1 << 18])
-@pytest.mark.parametrize("together", [False, True])
-def test_sums_do_not_depend_on_their_order_nor_on_what_else_is_added(size, together, monkeypatch):
+def test_sums_do_not_depend_on_their_order_nor_on_what_else_is_added(size, device, monkeypatch):
     """More than fit an int32 at once, in pieces and in any order."""
-    monkeypatch.setitem(module_under_test._PIECE, "cpu", size)
-    model = prepare(tiny(hidden_size=16)).float()
+    monkeypatch.setitem(module_under_test._PIECE, device, size)
+    model = prepare(tiny(hidden_size=16)).float().to(device)
     params = FlatParameters(model)
     batches = [
-        measured(sentence_gradients(model, params, TASK, TASK.collate(sentences(seed=seed))), params)
+        measured(sentence_gradients(model, params, TASK, TASK.collate(sentences(seed=seed)).to(device)), params)
         for seed in range(8)
     ]
     rows = list(itertools.chain.from_iterable(rows_of(batch, *range(len(LENGTHS))) for batch in batches))
     assert len(rows) > 2 * module_under_test._MOST
-    sums = WeightedSums(params, torch.device("cpu"))
-    sums._together = together
+    sums = WeightedSums(params, torch.device(device))
     whole, alone = summed(sums, params.num, rows), [summed(sums, params.num, [each]) for each in rows]
     order = np.random.default_rng(0).permutation(len(rows)).tolist()
-    if together:  # a sentence is filled up to those beside it: its bits follow from the user, not from it alone
-        assert torch.equal(summed(sums, params.num, rows), whole)
-        torch.testing.assert_close(whole, sum(alone), rtol=0, atol=len(rows) * 2.0**-22)
-    else:
-        assert torch.equal(whole, sum(alone))
-        assert torch.equal(summed(sums, params.num, [rows[n] for n in order]), whole)
-    total = torch.zeros(params.num, dtype=torch.float64)
+    assert torch.equal(whole, sum(alone))
+    assert torch.equal(summed(sums, params.num, [rows[n] for n in order]), whole)
+    total = torch.zeros_like(whole)
     for part in (rows[:5], rows[5:6], rows[6:]):
         sums.add(part, total, UNIT)
-    if not together:
-        assert torch.equal(total, whole)
+    assert torch.equal(total, whole)
     steps = whole / UNIT
     assert torch.equal(steps, steps.round())
 
@@ -162,9 +155,10 @@ def test_what_is_not_finite_has_no_length():
 
 
 @pytest.mark.parametrize("bits", [7, 10])
-def test_products_of_shortened_numbers_are_found(bits, monkeypatch):
+@pytest.mark.parametrize("product", ["mm", "bmm"])
+def test_products_of_shortened_numbers_are_found(bits, product, monkeypatch):
     """As TF32 (10 bits) and bfloat16 (7) have them."""
-    params, exact = FlatParameters(nn.Linear(60, 50)), torch.bmm
+    params, exact = FlatParameters(nn.Linear(60, 50)), getattr(torch, product)
 
     def shortened(one: Tensor, other: Tensor) -> Tensor:
         if one.dtype == torch.float64:
@@ -173,7 +167,7 @@ def test_products_of_shortened_numbers_are_found(bits, monkeypatch):
         return exact(*cut)
 
     assert products_are_exact(params, torch.device("cpu"))
-    monkeypatch.setattr(torch, "bmm", shortened)
+    monkeypatch.setattr(torch, product, shortened)
     assert not products_are_exact(params, torch.device("cpu"))
 
 

@@ -104,10 +104,10 @@ class Update(LocalUpdate):
         settings = (config.model, self._training.batch_tokens, self._autocast, self.device, self.plan.private)
         sizes = self.params.names, [tuple(parameter.shape) for parameter in self.model.parameters()]  # frozen ones too
         key = type(self.model), self.task, repr((sizes, settings))  # a task that is not equal may couple sentences
+        self._check_products()  # of every run: an earlier one of this process may have claimed nothing
         if key not in _PROBED:
             self._check_reading(beside=True)
             self._check_exact()
-            self._check_products()
             with balanced(self.model, self.params):
                 _PROBED[key] = self._agreeing()
         self._rows = _PROBED[key]

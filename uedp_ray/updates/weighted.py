@@ -40,7 +40,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from uedp_ray.models.factors import TERMS, Factors
 from uedp_ray.models.gradients import SentenceGradients
@@ -124,12 +123,12 @@ def products_are_exact(params: FlatParameters, device: torch.device) -> bool:
     made_up, positions = torch.Generator().manual_seed(0), 24
     for shape in {shape for shape in params.shapes if len(shape) == 2}:
         left, right = (torch.randn(1, positions, n, generator=made_up).to(device) for n in shape)
-        rows = left[:, :, : max(1, _PIECE["cpu"] // shape[1])].mT
-        terms = right[:, :, :TERMS]
-        for one, other in ((rows, right), (terms, terms.mT)):
-            wide = one.double(), other.double()
-            rounding = (torch.bmm(one, other).double() - torch.bmm(*wide)).abs()
-            most = _gamma(one.shape[2] + 2, torch.finfo(one.dtype).eps / 2) * torch.bmm(*(each.abs() for each in wide))
+        rows, terms = left[0, :, : max(1, _PIECE["cpu"] // shape[1])].mT, right[:, :, :TERMS]
+        for product, one, other in ((torch.mm, rows, right[0]), (torch.bmm, terms, terms.mT)):
+            rounding = (product(one, other).double() - product(one.double(), other.double())).abs()
+            most = product(one.double().abs(), other.double().abs()).mul_(
+                _gamma(other.shape[-2] + 2, torch.finfo(one.dtype).eps / 2)
+            )
             if bool((rounding > most).any()):
                 return False
     return True
@@ -141,7 +140,6 @@ class WeightedSums:
     def __init__(self, params: FlatParameters, device: torch.device):
         self._params = params
         self._size = _PIECE.get(device.type, _PIECE["cpu"])
-        self._together = device.type == "cuda"  # where launches cost more than filling up a user's sentences
         self._formed = torch.empty(0, device=device)
         self._steps, self._sums = (torch.empty(0, dtype=torch.int32, device=device) for _ in range(2))
 
@@ -150,18 +148,15 @@ class WeightedSums:
         """Adds weight times gradient x of each (batch, x, weight), truncated to multiples of ``unit``, to (P,) float64.
 
         Each must be no longer than 2^27 units. ``None``: nothing is truncated; sums are rounded in float64, in the order of
-        ``rows``, and claim nothing.
+        ``rows``, and claim nothing. A sentence's vector is formed by itself, so that its bits are its own: several at once
+        would be filled up to each other's lengths, or computed by a kernel for as many.
         """
         scaled = [(batch, x, weight if unit is None else weight / unit) for batch, x, weight in rows]
         for name, whole in self._params.split(total).items():
             kept = [(batch.kept[name], x, weight) for batch, x, weight in scaled if name in batch.kept]
             if kept and kept[0][0].left:
-                num = min(_MOST, max(1, self._size // whole.numel())) if self._together else 1
                 step = max(1, self._size // whole.shape[1])
-                products = [
-                    _Products(kept[first : first + num], len(whole), step) for first in range(0, len(kept), num)
-                ]
-                self._sum(products, whole, step, unit)
+                self._sum([_Product(each, x, weight, step) for each, x, weight in kept], whole, step, unit)
             else:
                 for each, x, weight in kept:
                     rounded = each.rows[0][x] * weight
@@ -178,36 +173,28 @@ class WeightedSums:
             for view, summed in zip(views, sums.split([len(view) for view in views]), strict=True):
                 view.copy_(summed)
 
-    def _sum(self, terms: Sequence[_Formed | _Products], total: Tensor, step: int, unit: float | None) -> None:
+    def _sum(self, terms: Sequence[_Formed | _Product], total: Tensor, step: int, unit: float | None) -> None:
         """Adds the terms to ``total``, ``step`` rows of it at a time."""
-        most = max(each.num for each in terms)
-        numbers = most * total[:step].numel()
+        numbers = total[:step].numel()
         if self._formed.dtype != terms[0].dtype or len(self._formed) < numbers:
             self._formed = self._formed.new_empty(numbers, dtype=terms[0].dtype)
             self._steps, self._sums = (self._steps.new_empty(numbers) for _ in range(2))
         for start in range(0, len(total), step):
             piece = total[start : start + step]
-            held = (most, *piece.shape)
-            formed, steps = (each[: math.prod(held)].view(held) for each in (self._formed, self._steps))
-            sums, added = self._sums[: piece.numel()].view(piece.shape), 0
-            for each in terms:
-                out = each.form(start, formed[: each.num])
+            out, steps, sums = (
+                each[: piece.numel()].view(piece.shape) for each in (self._formed, self._steps, self._sums)
+            )
+            for added, each in enumerate(terms):
+                each.form(start, out)
                 if unit is None:
-                    for one in out:
-                        piece.add_(one)
-                    continue
-                if added + each.num > _MOST:
-                    piece.add_(sums, alpha=unit)
-                    added = 0
-                if not added:
-                    sums.copy_(out[0])
-                elif each.num == 1:
-                    sums.add_(steps[0].copy_(out[0]))
-                if each.num > 1:
-                    rest = steps[: each.num].copy_(out)[1 if not added else 0 :]
-                    sums.add_(rest.sum(0))
-                added += each.num
-            if added:
+                    piece.add_(out)
+                elif added % _MOST:
+                    sums.add_(steps.copy_(out))
+                else:  # none yet, or as many as fit
+                    if added:
+                        piece.add_(sums, alpha=unit)
+                    sums.copy_(out)
+            if unit is not None:
                 piece.add_(sums, alpha=unit)
 
 
@@ -217,51 +204,36 @@ class _Formed:
 
     row: Tensor
     weight: float
-    num: int = 1
 
     @property
     def dtype(self) -> torch.dtype:
         return self.row.dtype
 
-    def form(self, start: int, out: Tensor) -> Tensor:
-        """Writes the part from ``start``, weighted, to ``out`` (1, n)."""
-        torch.mul(self.row[start : start + out.shape[1]], self.weight, out=out[0])
-        return out
+    def form(self, start: int, out: Tensor) -> None:
+        """Writes the part from ``start``, weighted, to ``out`` (n,)."""
+        torch.mul(self.row[start : start + len(out)], self.weight, out=out)
 
 
-class _Products:
-    """Factors of some sentences, side by side (b, T, .), filled up to the longest: what a piece of them is formed of."""
+class _Product:
+    """The factors of a sentence, weighted: what ``step`` rows of it are formed of at a time."""
 
-    def __init__(self, kept: Sequence[tuple[Factors, int, float]], num_rows: int, step: int):
-        self.num, self.dtype = len(kept), kept[0][0].right[0].dtype
-        self._left = _side_by_side([each.left[0][x] for each, x, _ in kept]).mT
-        self._right = _side_by_side([each.right[0][x] * weight for each, x, weight in kept])
-        self._ids = self._rows = None
-        if kept[0][0].ids:
-            self._ids = _side_by_side([each.ids[0][x] for each, x, _ in kept])
-            self._rows = _side_by_side([each.rows[0][x] * weight for each, x, weight in kept])
-            if step < num_rows:  # then there is one sentence, whose rows are put in order of their pieces
-                order = self._ids[0].argsort(stable=True)
-                self._ids, self._rows = self._ids[:, order], self._rows[:, order]
-                starts = torch.arange(0, num_rows + step, step, device=order.device)
-                self._cuts = torch.searchsorted(self._ids[0], starts).tolist()
-                self._step = step
+    def __init__(self, of: Factors, x: int, weight: float, step: int):
+        left, self._step = of.left[0][x], step
+        self._left = (left if left.data_ptr() % _ALIGNED == 0 else left.clone()).mT
+        self._right = of.right[0][x] * weight
+        self.dtype = self._right.dtype
+        self._ids: Tensor | None = None
+        if of.ids:  # in order of the pieces that they are in
+            order = of.ids[0][x].argsort(stable=True)
+            self._ids, self._rows = of.ids[0][x][order], of.rows[0][x][order] * weight
+            starts = torch.arange(0, len(self._left) + step, step, device=order.device)
+            self._cuts = torch.searchsorted(self._ids, starts).tolist()
 
-    def form(self, start: int, out: Tensor) -> Tensor:
-        """Writes rows from ``start`` to ``out`` (b, n, J)."""
-        torch.bmm(self._left[:, start : start + out.shape[1]], self._right, out=out)
-        if self._ids is not None and self._rows is not None:
-            ids, rows = self._ids, self._rows
-            if hasattr(self, "_cuts"):
-                first, last = self._cuts[start // self._step : start // self._step + 2]
-                ids, rows = ids[:, first:last] - start, rows[:, first:last]
-            sentence = torch.arange(self.num, device=ids.device)[:, None].expand_as(ids)
-            out.index_put_((sentence, ids), rows, accumulate=True)  # of several rows for one id all but one are zeros
-        return out
-
-
-def _side_by_side(each: Sequence[Tensor]) -> Tensor:
-    """(T, ...) tensors -> (b, T, ...), filled up with zeros, in memory that begins with a cache line."""
-    if len(each) > 1:
-        return pad_sequence(list(each), batch_first=True)
-    return each[0][None] if each[0].data_ptr() % _ALIGNED == 0 else each[0][None].clone()
+    def form(self, start: int, out: Tensor) -> None:
+        """Writes rows from ``start`` to ``out`` (n, J)."""
+        torch.mm(self._left[start : start + len(out)], self._right, out=out)
+        if self._ids is not None:
+            first, last = self._cuts[start // self._step : start // self._step + 2]
+            if last > first:  # of several rows for one id all but one are zeros, in whatever order
+                ids = self._ids[first:last] - start
+                out.index_put_((ids,), self._rows[first:last], accumulate=True)
