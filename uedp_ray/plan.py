@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from uedp_ray.calibration import calibrated, extended_sampling_prob, holder_bound_of, mechanism_of, planned_releases
 from uedp_ray.config import RunConfig
 from uedp_ray.corpus.bounds import IncidenceGraph
+from uedp_ray.corpus.gathering import blocks, held_by
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.cautions import cautions, weakness
 from uedp_ray.privacy.clipping import clip_factors, projection_margin, wide_norms
@@ -176,47 +177,47 @@ class Plan:
         """
         privacy = self.config.privacy
         where = {"round_index": round_index, "attempt": attempt}
-        num_users = len(incidence.user_offsets) - 1
-        in_cohort = sampler.draw(privacy.user_sampling_prob, num_users, kind="user", **where)
+        num_entities = incidence.num_entities
+        in_cohort = sampler.draw(privacy.user_sampling_prob, len(incidence.user_offsets) - 1, kind="user", **where)
         if privacy.entity_draw == "global":
-            shared = sampler.draw(privacy.entity_sampling_prob, incidence.num_entities, kind="entity", **where)
+            shared = sampler.draw(privacy.entity_sampling_prob, num_entities, kind="entity", **where)
         elif privacy.entity_draw == "per_user":
             shared = None
         else:
             assert_never(privacy.entity_draw)
-        extended_prob = extended_sampling_prob(self.config)
-        for user in users[in_cohort[users]].tolist():
-            first, last = int(incidence.user_offsets[user]), int(incidence.user_offsets[user + 1])
-            offsets = np.asarray(incidence.entity_offsets[first : last + 1])
-            ids = np.asarray(incidence.entity_ids[offsets[0] : offsets[-1]])
+        for block in blocks(incidence, users[in_cohort[users]]):
+            held = held_by(incidence, block)
             if shared is None:
-                held, position = np.unique(ids, return_inverse=True)
-                drawn = sampler.draw(privacy.entity_sampling_prob, len(held), kind="entity", owner=user, **where)[
-                    position
-                ]
+                owner_I = held.user_N[held.sentence_I]
+                pairs, place_I = np.unique(owner_I * num_entities + held.entities, return_inverse=True)
+                each = np.bincount(pairs // max(num_entities, 1), minlength=len(block))
+                drawn_I = sampler.draw_each(privacy.entity_sampling_prob, each, block, kind="entity", **where)[place_I]
             else:
-                drawn = shared[ids]
-            counts = np.diff(offsets)
-            sentence_of = np.repeat(np.arange(last - first), counts)
-            num_drawn = np.bincount(sentence_of, weights=drawn, minlength=last - first)
+                drawn_I = shared[held.entities]
+            num_drawn = held.added(drawn_I)
             if privacy.selection_rule == "all":
-                used = num_drawn == counts
+                used = num_drawn == held.counts
             elif privacy.selection_rule == "any":
                 used = num_drawn > 0
             else:
                 assert_never(privacy.selection_rule)
-            extended = sampler.draw(extended_prob, last - first, kind="extended", owner=user, **where)
-            used = np.where(counts > 0, used, extended)
-            weight = np.asarray(sentence_weight[first:last], dtype=np.float32)
+            extended = sampler.draw_each(
+                extended_sampling_prob(self.config), held.sizes, block, kind="extended", **where
+            )
+            used = np.where(held.counts > 0, used, extended)
+            weight = np.asarray(sentence_weight[held.sentences], dtype=np.float32)
+            num_held = np.bincount(held.user_N[weight > 0], minlength=len(block))
             if weights is not None:  # as printed: a sentence counts once per drawn entity, with that entity's weight
-                per_mention = np.bincount(sentence_of, weights=drawn * weights.entity[ids], minlength=last - first)
-                weight = weight * np.where(counts > 0, per_mention, 1.0).astype(np.float32)
+                per_mention = held.added(drawn_I * weights.entity[held.entities])
+                weight = weight * np.where(held.counts > 0, per_mention, 1.0).astype(np.float32)
             kept = np.flatnonzero(used & (weight > 0))
-            if len(kept):
-                user_weight = 1.0 if weights is None else float(weights.user[user])
-                num_held = int(np.count_nonzero(sentence_weight[first:last]))
-                key = sampler.secret(32, kind="local", owner=user, **where) if self.local else b""
-                yield UserSelection(user, first + kept, weight[kept], num_held, user_weight, key)
+            ends = np.cumsum(np.bincount(held.user_N[kept], minlength=len(block))).tolist()
+            for at, (user, first, last) in enumerate(zip(block.tolist(), [0, *ends], ends, strict=False)):
+                if first < last:
+                    own = kept[first:last]  # indexing with it copies: nothing of a user is in reach of another's update
+                    user_weight = 1.0 if weights is None else float(weights.user[user])
+                    key = sampler.secret(32, kind="local", owner=user, **where) if self.local else b""
+                    yield UserSelection(user, held.sentences[own], weight[own], int(num_held[at]), user_weight, key)
 
     @cached_property
     def grid(self) -> SumGrid | None:
