@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -168,12 +168,13 @@ class Plan:
         attempt: int,
         sentence_weight: NDArray[np.float32],
         weights: Weights | None = None,
+        share: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda drawn: drawn,
     ) -> Iterator[UserSelection]:
         """Yields what each drawn user among ``users`` (ascending) computes on; independent of how users are spread.
 
         Sentence rules: ``all`` takes a sentence if every entity in it was drawn, ``any`` if at least one was; a sentence
         without entities is an extended entity with its own draw. ``sentence_weight`` (N,) holds the weights of the
-        contribution bounds; sentences of weight 0 are left out.
+        contribution bounds; sentences of weight 0 are left out. ``share``: those drawn -> those to yield.
         """
         privacy = self.config.privacy
         where = {"round_index": round_index, "attempt": attempt}
@@ -185,7 +186,7 @@ class Plan:
             shared = None
         else:
             assert_never(privacy.entity_draw)
-        for block in blocks(incidence, users[in_cohort[users]]):
+        for block in blocks(incidence, share(users[in_cohort[users]])):
             held = held_by(incidence, block)
             if shared is None:
                 owner_I = held.user_N[held.sentence_I]
@@ -373,11 +374,6 @@ def cautions_of(config: RunConfig, epsilon: float | None = None) -> list[str]:
     if users is not None:
         found += cautions(mechanism, delta=config.privacy.delta, num_users=users)
     return found
-
-
-def owned_users(user_hash: NDArray[np.uint64], worker: int, num_workers: int) -> NDArray[np.int64]:
-    """The users a worker holds for the whole run: a stable hash of the user id, so that no user is ever split."""
-    return np.flatnonzero(user_hash % np.uint64(num_workers) == worker).astype(np.int64)
 
 
 _OF_RECORDS = {"records": RECORD, "iid": DEALT}

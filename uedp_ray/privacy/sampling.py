@@ -25,8 +25,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["user", "entity", "extended", "sentence", "local", "noise"]
-_KIND_CODE = {"user": 0, "entity": 1, "extended": 2, "sentence": 3, "local": 4, "noise": 5}
+Kind = Literal["user", "entity", "extended", "sentence", "local", "noise", "share"]
+_KIND_CODE = {"user": 0, "entity": 1, "extended": 2, "sentence": 3, "local": 4, "noise": 5, "share": 6}
 
 
 class PoissonSampler:
@@ -114,7 +114,7 @@ class PoissonSampler:
 
     def secret(self, size: int, *, round_index: int, attempt: int, kind: Kind, owner: int = 0) -> bytes:
         """``size`` bytes of an address, which tell nothing of those of another: the key of a user's own draws (``local``),
-        or of noise (``noise``).
+        of noise (``noise``), or of what workers check about who takes whom (``share``).
 
             >>> from uedp_ray.privacy.sampling import PoissonSampler
             >>> sampler, where = PoissonSampler(bytes(32)), {"round_index": 0, "kind": "local", "owner": 3}
