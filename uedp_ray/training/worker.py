@@ -98,9 +98,11 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
             params.set(state.parameters)
             if not texts:
                 return Scored(dict.fromkeys(metric_of(config).names), {})
-            batch_tokens = config.training.batch_tokens
+            batch_tokens, bf16 = config.training.batch_tokens, config.training.precision == "bf16"
             with update.isolated():  # otherwise state from this text would stay in the network and affect later rounds
-                sums = [score(model, task, said, device=device, batch_tokens=batch_tokens) for said, _ in texts]
+                sums = [
+                    score(model, task, said, device=device, batch_tokens=batch_tokens, bf16=bf16) for said, _ in texts
+                ]
             scores = [task.scores(found, size) for found, (_, size) in zip(sums, texts, strict=True)]
             return Scored(scores[0], task.by_category(sums[0]), *scores[1:])
 
