@@ -14,7 +14,7 @@ from tests.updates.tiny import TinyCorpus, tiny_config
 from uedp_ray.calibration import vocabulary_holders
 from uedp_ray.corpus.bounds import apply_bounds
 from uedp_ray.errors import InputError
-from uedp_ray.plan import Plan, epsilons, owned_users
+from uedp_ray.plan import Plan, epsilons
 from uedp_ray.privacy.clipping import projection_margin
 from uedp_ray.privacy.grid import SumGrid
 from uedp_ray.privacy.noise import GaussianNoise
@@ -80,21 +80,6 @@ def test_f_e_leaves_extended_entities_out_in_selection_and_in_accounting():
     assert all((counts[s.sentences] > 0).all() for s in select(chosen, corpus))
     assert chosen.mechanism is not None
     assert chosen.mechanism.extended_sampling_prob == 0.0
-
-
-@pytest.mark.parametrize("num_workers", [1, 2, 4, 7])
-def test_selection_does_not_depend_on_the_number_of_workers(num_workers):
-    chosen, corpus = plan(), TinyCorpus.random(5, num_users=50)
-    whole = {s.user: s.sentences.tolist() for s in select(chosen, corpus)}
-    parts: dict[int, list[int]] = {}
-    for rank in range(num_workers):
-        mine = {
-            s.user: s.sentences.tolist()
-            for s in select(chosen, corpus, owned_users(corpus.user_hash, rank, num_workers))
-        }
-        assert not parts.keys() & mine.keys(), "a user is held by one worker"
-        parts |= mine
-    assert parts == whole
 
 
 @pytest.mark.parametrize("draw", ["global", "per_user"])

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from uedp_ray.calibration import calibrated, extended_sampling_prob, holder_bound_of, mechanism_of, planned_releases
 from uedp_ray.config import RunConfig
 from uedp_ray.corpus.bounds import IncidenceGraph
+from uedp_ray.corpus.gathering import blocks, held_by
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.cautions import cautions, weakness
 from uedp_ray.privacy.clipping import clip_factors, projection_margin, wide_norm
@@ -167,56 +168,57 @@ class Plan:
         attempt: int,
         sentence_weight: NDArray[np.float32],
         weights: Weights | None = None,
+        share: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda drawn: drawn,
     ) -> Iterator[UserSelection]:
         """Yields what each drawn user among ``users`` (ascending) computes on; independent of how users are spread.
 
         Sentence rules: ``all`` takes a sentence if every entity in it was drawn, ``any`` if at least one was; a sentence
         without entities is an extended entity with its own draw. ``sentence_weight`` (N,) holds the weights of the
-        contribution bounds; sentences of weight 0 are left out.
+        contribution bounds; sentences of weight 0 are left out. ``share``: those drawn -> those to yield.
         """
         privacy = self.config.privacy
         where = {"round_index": round_index, "attempt": attempt}
-        num_users = len(incidence.user_offsets) - 1
-        in_cohort = sampler.draw(privacy.user_sampling_prob, num_users, kind="user", **where)
+        num_entities = incidence.num_entities
+        in_cohort = sampler.draw(privacy.user_sampling_prob, len(incidence.user_offsets) - 1, kind="user", **where)
         if privacy.entity_draw == "global":
-            shared = sampler.draw(privacy.entity_sampling_prob, incidence.num_entities, kind="entity", **where)
+            shared = sampler.draw(privacy.entity_sampling_prob, num_entities, kind="entity", **where)
         elif privacy.entity_draw == "per_user":
             shared = None
         else:
             assert_never(privacy.entity_draw)
-        extended_prob = extended_sampling_prob(self.config)
-        for user in users[in_cohort[users]].tolist():
-            first, last = int(incidence.user_offsets[user]), int(incidence.user_offsets[user + 1])
-            offsets = np.asarray(incidence.entity_offsets[first : last + 1])
-            ids = np.asarray(incidence.entity_ids[offsets[0] : offsets[-1]])
+        for block in blocks(incidence, share(users[in_cohort[users]])):
+            held = held_by(incidence, block)
             if shared is None:
-                held, position = np.unique(ids, return_inverse=True)
-                drawn = sampler.draw(privacy.entity_sampling_prob, len(held), kind="entity", owner=user, **where)[
-                    position
-                ]
+                owner_I = held.user_N[held.sentence_I]
+                pairs, place_I = np.unique(owner_I * num_entities + held.entities, return_inverse=True)
+                each = np.bincount(pairs // max(num_entities, 1), minlength=len(block))
+                drawn_I = sampler.draw_each(privacy.entity_sampling_prob, each, block, kind="entity", **where)[place_I]
             else:
-                drawn = shared[ids]
-            counts = np.diff(offsets)
-            sentence_of = np.repeat(np.arange(last - first), counts)
-            num_drawn = np.bincount(sentence_of, weights=drawn, minlength=last - first)
+                drawn_I = shared[held.entities]
+            num_drawn = held.added(drawn_I)
             if privacy.selection_rule == "all":
-                used = num_drawn == counts
+                used = num_drawn == held.counts
             elif privacy.selection_rule == "any":
                 used = num_drawn > 0
             else:
                 assert_never(privacy.selection_rule)
-            extended = sampler.draw(extended_prob, last - first, kind="extended", owner=user, **where)
-            used = np.where(counts > 0, used, extended)
-            weight = np.asarray(sentence_weight[first:last], dtype=np.float32)
+            extended = sampler.draw_each(
+                extended_sampling_prob(self.config), held.sizes, block, kind="extended", **where
+            )
+            used = np.where(held.counts > 0, used, extended)
+            weight = np.asarray(sentence_weight[held.sentences], dtype=np.float32)
+            num_held = np.bincount(held.user_N[weight > 0], minlength=len(block))
             if weights is not None:  # as printed: a sentence counts once per drawn entity, with that entity's weight
-                per_mention = np.bincount(sentence_of, weights=drawn * weights.entity[ids], minlength=last - first)
-                weight = weight * np.where(counts > 0, per_mention, 1.0).astype(np.float32)
+                per_mention = held.added(drawn_I * weights.entity[held.entities])
+                weight = weight * np.where(held.counts > 0, per_mention, 1.0).astype(np.float32)
             kept = np.flatnonzero(used & (weight > 0))
-            if len(kept):
-                user_weight = 1.0 if weights is None else float(weights.user[user])
-                num_held = int(np.count_nonzero(sentence_weight[first:last]))
-                key = sampler.secret(32, kind="local", owner=user, **where) if self.local else b""
-                yield UserSelection(user, first + kept, weight[kept], num_held, user_weight, key)
+            ends = np.cumsum(np.bincount(held.user_N[kept], minlength=len(block))).tolist()
+            for at, (user, first, last) in enumerate(zip(block.tolist(), [0, *ends], ends, strict=False)):
+                if first < last:
+                    own = kept[first:last]  # indexing with it copies: nothing of a user is in reach of another's update
+                    user_weight = 1.0 if weights is None else float(weights.user[user])
+                    key = sampler.secret(32, kind="local", owner=user, **where) if self.local else b""
+                    yield UserSelection(user, held.sentences[own], weight[own], int(num_held[at]), user_weight, key)
 
     @cached_property
     def grid(self) -> SumGrid | None:
@@ -373,11 +375,6 @@ def cautions_of(config: RunConfig, epsilon: float | None = None) -> list[str]:
     if users is not None:
         found += cautions(mechanism, delta=config.privacy.delta, num_users=users)
     return found
-
-
-def owned_users(user_hash: NDArray[np.uint64], worker: int, num_workers: int) -> NDArray[np.int64]:
-    """The users a worker holds for the whole run: a stable hash of the user id, so that no user is ever split."""
-    return np.flatnonzero(user_hash % np.uint64(num_workers) == worker).astype(np.int64)
 
 
 _OF_RECORDS = {"records": RECORD, "iid": DEALT}

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from uedp_ray.corpus import _spill, records
+from uedp_ray.corpus import _spill, overlap, records
 from uedp_ray.corpus._layout import join_lines
 from uedp_ray.corpus._rows import checked_row
 from uedp_ray.corpus._spill import Spill
-from uedp_ray.corpus.overlap import Sketch, user_names
+from uedp_ray.corpus.overlap import Distinct, Sketch, user_names
 from uedp_ray.corpus.records import Mention, Sentence, composed, folded
 from uedp_ray.errors import InputError
 
@@ -65,6 +66,21 @@ def test_what_begins_with_a_mark_is_looked_for_among_marks() -> None:
     for letter in map(chr, range(sys.maxunicode + 1)):
         if unicodedata.combining(unicodedata.normalize("NFKD", letter)[0]):
             assert records._MARKS.fullmatch(letter * 31)
+
+
+def test_distinct_words_of_many_shards_are_each_sorted_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every shard brings words of its own, and words that all have."""
+    rng, joined, sizes = np.random.default_rng(0), overlap.union, list[int]()
+    monkeypatch.setattr(overlap, "union", lambda *parts: sizes.append(sum(map(len, parts))) or joined(*parts))
+    shared = rng.integers(0, 2**64, 300, np.uint64)
+    parts = [np.concatenate([shared, rng.integers(0, 2**64, 100, np.uint64)]) for _ in range(500)]
+    words = Distinct()
+    for part in parts:
+        words.add(part)
+    assert len(words) == len(set(np.concatenate(parts).tolist())) == 300 + 500 * 100
+    assert sum(sizes) <= 4 * 500 * 400
+    assert len(words) == 50_300
+    assert len(Distinct()) == 0
 
 
 def test_lines_below_a_long_one_are_joined_in_linear_time() -> None:

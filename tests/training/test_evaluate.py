@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import itertools
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tests.told import Told
+from tests.training.runs import run_config
 from tests.updates.tiny import CPU, VOCABULARY, tiny_config
 from uedp_ray.config import VocabularyConfig
 from uedp_ray.corpus.textsize import text_size
@@ -20,7 +22,9 @@ from uedp_ray.models.build import build_model
 from uedp_ray.tasks.loss import perplexity as mean_perplexity
 from uedp_ray.tasks.metrics import PERPLEXITY
 from uedp_ray.tasks.next_word import NextWord
+from uedp_ray.training import worker
 from uedp_ray.training.evaluate import batches, score
+from uedp_ray.training.host import train
 
 END, PAD, UNKNOWN = 0, 1, 2
 TASK = NextWord(END, END, PAD, 10)
@@ -93,8 +97,37 @@ def test_batches_hold_every_sentence_once_within_the_limit():
     lengths = np.random.default_rng(1).integers(0, 30, 200)
     packed = list(batches(lengths, 100))
     assert sorted(np.concatenate(packed).tolist()) == list(range(200))
-    assert all(len(b) * (lengths[b].max() + 2) <= 100 for b in packed if len(b) > 1)
+    assert all(len(b) * lengths[b].max() <= 100 for b in packed if len(b) > 1)
     assert len(packed) < 100
+
+
+def test_a_batch_is_as_full_as_it_may_be():
+    assert [len(places) for places in batches([1024] * 8, 4096)] == [4, 4]
+    packed = list(batches(lengths := np.random.default_rng(1).integers(1, 30, 200), 100))
+    for batch, following in itertools.pairwise(packed):
+        assert (len(batch) + 1) * lengths[following[0]] > 100
+
+
+def test_it_runs_in_bfloat16_if_asked(model):
+    seen = []
+    watched = model.lm_head.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+    exact, rounded = perplexity(model, sentences()), perplexity(model, sentences(), bf16=True)
+    watched.remove()
+    assert seen == [torch.float32, torch.bfloat16]
+    assert exact != rounded == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_run_is_scored_as_it_is_trained(corpora, tmp_path, monkeypatch, precision):
+    asked = []
+    monkeypatch.setattr(
+        worker, "score", lambda *args, bf16, **how: asked.append(bf16) or score(*args, bf16=bf16, **how)
+    )
+    training = {"precision": precision, "num_rounds": 1, "local_update": "local_sgd", "device": "cpu"}
+    bounds = {"entity_bound": "truncate", "holder_bound": "truncate"}
+    privacy = {"sentence_clip_norm": None}
+    train(run_config(corpora, training=training, bounds=bounds, privacy=privacy), tmp_path / "run", workers=0)
+    assert asked == [precision == "bf16"] * 2
 
 
 @pytest.mark.parametrize("empty", [[], [np.zeros(0, np.int32)]])

@@ -41,7 +41,7 @@ from uedp_ray.corpus._shards import PARTIAL, ShardResult, ShardTask, leave_resul
 from uedp_ray.corpus._spill import Spill
 from uedp_ray.corpus.categories import expand
 from uedp_ray.corpus.detectors import build_detectors, file_of
-from uedp_ray.corpus.overlap import smallest, union
+from uedp_ray.corpus.overlap import Distinct, smallest, union
 from uedp_ray.corpus.readers import numbered, read_rows, source_bytes
 from uedp_ray.corpus.store import FORMAT_VERSION, MADE, open_corpus
 from uedp_ray.errors import InputError
@@ -174,7 +174,7 @@ class _Index:
         self._text_sketch = np.zeros(0, np.uint64)
         self._user_counts: list[NDArray[np.int64]] = []
         self._shard_users: list[int] = [0]
-        self._word_hash = np.zeros(0, np.uint64)
+        self._words = Distinct()
         self._mentions: Counter[str] = Counter()
         self._sensitive: Counter[str] = Counter()
         self._tokens = self._divided = self._divided_words = 0
@@ -193,7 +193,7 @@ class _Index:
         self._text_sketch = smallest(self._text_sketch, result.text_sketch)
         self._user_counts.append(result.sentences_per_user)
         self._shard_users.append(self._shard_users[-1] + len(result.user_hash))
-        self._word_hash = np.union1d(self._word_hash, result.word_hash)
+        self._words.add(result.word_hash)
         self._mentions += result.mentions
         self._sensitive += result.sensitive
         self._tokens += int(result.sentence_words.sum())
@@ -245,7 +245,7 @@ class _Index:
             "users": len(user_counts),
             "sentences": int(user_counts.sum()),
             "tokens": self._tokens,
-            "vocabulary": len(self._word_hash),
+            "vocabulary": len(self._words),
             "entities": len(self._id),
             "sensitive_sentences": dict(sensitive),
             "max_holders": int(self._holders.max(initial=0)),

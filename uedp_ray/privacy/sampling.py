@@ -25,8 +25,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["user", "entity", "extended", "sentence", "local", "noise"]
-_KIND_CODE = {"user": 0, "entity": 1, "extended": 2, "sentence": 3, "local": 4, "noise": 5}
+Kind = Literal["user", "entity", "extended", "sentence", "local", "noise", "share"]
+_KIND_CODE = {"user": 0, "entity": 1, "extended": 2, "sentence": 3, "local": 4, "noise": 5, "share": 6}
 
 
 class PoissonSampler:
@@ -77,17 +77,44 @@ class PoissonSampler:
                 ...
             ValueError: probability 1.5 is outside [0, 1]
         """
-        if not 0.0 <= probability <= 1.0:
-            raise ValueError(f"probability {probability} is outside [0, 1]")
-        threshold = int(probability * 2.0**64)
+        threshold = _threshold(probability)
         if threshold >= 2**64:
             return np.ones(count, dtype=bool)
         stream = self.secret(8 * count, round_index=round_index, attempt=attempt, kind=kind, owner=owner)
         return np.frombuffer(stream, dtype="<u8") < np.uint64(threshold)
 
+    def draw_each(
+        self,
+        probability: float,
+        counts: NDArray[np.int64],
+        owners: NDArray[np.int64],
+        *,
+        round_index: int,
+        attempt: int,
+        kind: Kind,
+    ) -> NDArray[np.bool_]:
+        """What ``draw`` returns for each of ``owners``, who have so many positions each, one after the other.
+
+        >>> import numpy as np
+        >>> from uedp_ray.privacy.sampling import PoissonSampler
+        >>> sampler, where = PoissonSampler(bytes(32)), {"round_index": 0, "attempt": 0, "kind": "extended"}
+        >>> each = sampler.draw_each(0.5, np.array([3, 0, 2]), np.array([7, 8, 9]), **where)
+        >>> each.tolist() == [drawn for n, owner in ((3, 7), (2, 9)) for drawn in sampler.draw(0.5, n, owner=owner, **where)]
+        True
+        """
+        threshold = _threshold(probability)
+        if threshold >= 2**64:
+            return np.ones(int(counts.sum()), dtype=bool)
+        streams = b"".join(
+            self.secret(8 * count, round_index=round_index, attempt=attempt, kind=kind, owner=owner)
+            for owner, count in zip(owners.tolist(), counts.tolist(), strict=True)
+            if count
+        )
+        return np.frombuffer(streams, dtype="<u8") < np.uint64(threshold)
+
     def secret(self, size: int, *, round_index: int, attempt: int, kind: Kind, owner: int = 0) -> bytes:
         """``size`` bytes of an address, which tell nothing of those of another: the key of a user's own draws (``local``),
-        or of noise (``noise``).
+        of noise (``noise``), or of what workers check about who takes whom (``share``).
 
             >>> from uedp_ray.privacy.sampling import PoissonSampler
             >>> sampler, where = PoissonSampler(bytes(32)), {"round_index": 0, "kind": "local", "owner": 3}
@@ -98,3 +125,10 @@ class PoissonSampler:
         """
         address = struct.pack("<QQQQ", round_index, attempt, _KIND_CODE[kind], owner)
         return hashlib.shake_256(self._key + address).digest(size)
+
+
+def _threshold(probability: float) -> int:
+    """What 64 random bits must be below; 2**64 draws always."""
+    if not 0.0 <= probability <= 1.0:
+        raise ValueError(f"probability {probability} is outside [0, 1]")
+    return int(probability * 2.0**64)

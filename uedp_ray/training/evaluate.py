@@ -14,8 +14,8 @@ Example:
     >>> loss, predictions = score(model, task, sentences, device=torch.device("cpu"))    # what the metric is made of
     >>> round(loss, 3), predictions, round(perplexity(loss, predictions), 3)
     (230.809, 59.0, 50.0)
-    >>> [positions.tolist() for positions in batches([29, 3, 24], batch_tokens=64)]    # by length, padded to 64 at most
-    [[1, 2], [0]]
+    >>> [places.tolist() for places in batches([30, 4, 24, 16], batch_tokens=64)]    # by length, padded to 64 at most
+    [[1, 3], [2, 0]]
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ from uedp_ray.units import UNITS
 
 
 def batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
-    """Positions of sentences of similar length, packed so that a padded batch has at most ``batch_tokens`` tokens."""
+    """Places of sentences of similar length, as many as fill a padded batch of at most ``batch_tokens`` positions.
+
+    ``lengths``: positions of each sentence, as ``Task.length`` counts them. One that is longer than a batch is alone.
+    """
     order = np.argsort(np.asarray(lengths), kind="stable")
     start = 0
     while start < len(order):
         stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * (int(lengths[order[stop]]) + 2) <= batch_tokens:
+        while stop < len(order) and (stop + 1 - start) * int(lengths[order[stop]]) <= batch_tokens:
             stop += 1
         yield order[start:stop]
         start = stop
@@ -63,16 +66,19 @@ def score(
     *,
     device: torch.device,
     batch_tokens: int = 8192,
+    bf16: bool = False,
 ) -> tuple[float, ...]:
-    """The task's ``sums`` over all ``sentences`` (as ``Task.annotated``).
+    """The task's ``sums`` over all ``sentences`` (as ``Task.annotated``). ``bf16``: under autocast, as the model is trained.
 
     Raises: InputError if there is nothing to predict.
     """
     was_training = model.training
     model.eval()
     sums = np.zeros(1)
-    for positions in batches([task.length(s) for s in sentences], batch_tokens):
-        sums = sums + np.array(task.sums(model, task.collate([sentences[i] for i in positions]).to(device)))
+    for places in batches([task.length(s) for s in sentences], batch_tokens):
+        batch = task.collate([sentences[i] for i in places]).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            sums = sums + np.array(task.sums(model, batch))
     model.train(was_training)
     if not sums[-1]:
         raise InputError(
@@ -89,7 +95,7 @@ def scores_on(read: Sequence[Sentence], config: RunConfig, vocabulary: Vocabular
     with ALONE:
         model = initial_model(config, vocabulary).to(device)
         known = [*annotate(zip(read, texts, strict=True), vocabulary, task, kind=config.task.kind)]
-        found = score(model, task, known, device=device)
+        found = score(model, task, known, device=device, bf16=config.training.precision == "bf16")
     size = task.sized(size, known)
     return task.scores(found, size) | metric_of(config).yardstick_of(size)
 

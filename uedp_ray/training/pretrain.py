@@ -148,15 +148,15 @@ def pretrain_into(
     unread = _unread(config, vocabulary, reporter)
     task = (MaskedWord if masked else NextWord).of(vocabulary, config.model.max_length, config.task)
     train, held_out, held_out_texts = _split(config, vocabulary, task, sketch, reporter)
-    device = pick_device(config)
+    device, bf16 = pick_device(config), config.training.precision == "bf16"
     with ALONE, seeded(device, settings.seed):
         model = initial_model(config, vocabulary, head).to(device)
         with seeded(device, settings.seed):  # so that the same words are masked before and after
-            before = score(model, task, held_out, device=device)
+            before = score(model, task, held_out, device=device, bf16=bf16)
         with blamed("pretrain.batch_size", settings.batch_size):
             _fit(config, model, task, train, device, reporter)
     with ALONE, seeded(device, settings.seed):
-        after = score(model, task, held_out, device=device)
+        after = score(model, task, held_out, device=device, bf16=bf16)
     with replacing(out / "model") as new:
         save_model(model, new)
         np.save(new / TEXT_SKETCH, sketch.hashes)

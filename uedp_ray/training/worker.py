@@ -1,7 +1,7 @@
 """One worker of a run, from an opened run directory to the exported model.
 
 The worker of rank 0 is also the driver of the rounds and steps the server's optimizer. Every other worker only computes
-clipped sums over its own users.
+clipped sums over its share of a round's users.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import json
 from contextlib import nullcontext
 from functools import partial
 
+import numpy as np
 import torch
 
 from uedp_ray.models.isolation import ALONE
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.saved import check_saveable, longest_input, save_model
-from uedp_ray.plan import owned_users
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
 from uedp_ray.tasks.metrics import metric_of
+from uedp_ray.training.balance import Balance, loads_of
 from uedp_ray.training.driver import RunDriver, Scored
 from uedp_ray.training.epochs import Sentences, Source, run_epochs
 from uedp_ray.training.evaluate import score
@@ -66,11 +67,15 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     state = RoundState(parameters, server_optimizer(parameters, config.training))
     weights = plan.weights(corpus)
     sampler = PoissonSampler(sampling_key(run, config))
-    users = owned_users(corpus.user_hash, rank, num_workers)
+    users = np.arange(corpus.num_users)
     update = local_update(plan, model, params, task, prepared.tokens.sentence, device)
     ordinary = config.training.loop == "epochs"
     if not ordinary:
         update.probe()
+    loads = np.zeros(0, np.int64)
+    if num_workers > 1:
+        loads = loads_of(corpus.user_offsets, prepared.tokens.offsets, prepared.sentence_weight)
+    balance = Balance(loads=loads, rank=rank, num_workers=num_workers, sampler=sampler, reducer=reducer, device=device)
 
     def local_sum(parameters: torch.Tensor, round_index: int, attempt: int) -> torch.Tensor:
         selections = plan.select(
@@ -81,6 +86,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
             attempt=attempt,
             sentence_weight=prepared.sentence_weight,
             weights=weights,
+            share=partial(balance.share, round_index=round_index, attempt=attempt),
         )
         return LocalUpdate.sum_updates(update, parameters, selections, round_index)  # whatever hides it in the object
 
@@ -92,9 +98,11 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
             params.set(state.parameters)
             if not texts:
                 return Scored(dict.fromkeys(metric_of(config).names), {})
-            batch_tokens = config.training.batch_tokens
+            batch_tokens, bf16 = config.training.batch_tokens, config.training.precision == "bf16"
             with update.isolated():  # otherwise state from this text would stay in the network and affect later rounds
-                sums = [score(model, task, said, device=device, batch_tokens=batch_tokens) for said, _ in texts]
+                sums = [
+                    score(model, task, said, device=device, batch_tokens=batch_tokens, bf16=bf16) for said, _ in texts
+                ]
             scores = [task.scores(found, size) for found, (_, size) in zip(sums, texts, strict=True)]
             return Scored(scores[0], task.by_category(sums[0]), *scores[1:])
 

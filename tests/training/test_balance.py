@@ -1,0 +1,147 @@
+"""Who takes which of a round's users: everybody drawn, each once, about as much for every worker, or no round at all."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from tests.updates.tiny import CPU, TinyCorpus, TinyWorker, tiny_config
+from uedp_ray.plan import Plan
+from uedp_ray.privacy.sampling import PoissonSampler
+from uedp_ray.training.balance import Balance, loads_of, spread
+from uedp_ray.training.reduce import LocalReducer
+
+KEY = b"k" * 32
+WHERE = {"round_index": 2, "attempt": 0}
+
+
+class Workers:
+    """Reducers of workers that run one after the other, the driver last."""
+
+    def __init__(self):
+        self.sent: list[torch.Tensor] = []
+
+    def of(self, rank):
+        reducer = LocalReducer()
+        reducer.is_driver = rank == 0
+        reducer.sum_to_driver = self.add if rank else lambda vector: sum(self.sent, vector)
+        return reducer
+
+    def add(self, vector):
+        self.sent.append(vector)
+        return torch.full_like(vector, -77)  # undefined, except on the driver
+
+
+def balances(loads, num_workers, *, key=lambda rank: KEY):
+    """One for each worker, the driver's last; ``loads`` and ``key`` by rank."""
+    workers = Workers()
+    for rank in reversed(range(num_workers)):
+        yield Balance(
+            loads=loads(rank),
+            rank=rank,
+            num_workers=num_workers,
+            sampler=PoissonSampler(key(rank)),
+            reducer=workers.of(rank),
+            device=CPU,
+        )
+
+
+def lognormal(number, seed=0):
+    return np.maximum(1, np.random.default_rng(seed).lognormal(0, 1, number) * 300).astype(np.int64)
+
+
+def shares(drawn, each):
+    return [balance.share(drawn(balance.rank), **WHERE).tolist() for balance in each]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 5, 64])
+def test_everybody_is_taken_once(num_workers):
+    drawn = np.flatnonzero(np.random.default_rng(1).random(900) < 0.3)
+    parts = shares(lambda rank: drawn, balances(lambda rank: lognormal(900), num_workers))
+    assert sorted(user for part in parts for user in part) == drawn.tolist()
+    assert all(part == sorted(part) for part in parts)
+
+
+def test_the_slowest_of_64_workers_has_little_more_than_the_mean():
+    loads = lognormal(1_000)
+    of_worker = np.bincount(spread(loads, 64), loads, 64)
+    assert of_worker.max() / of_worker.mean() < 1.01
+    by_hash = np.bincount(np.random.default_rng(3).integers(0, 64, 1_000), loads, 64)
+    assert by_hash.max() / by_hash.mean() > 1.5
+
+
+def test_one_who_is_larger_than_all_others_is_alone():
+    worker_of = spread(np.array([5, 900, 5, 5, 0, 0]), 3)
+    assert (worker_of == worker_of[1]).sum() == 1
+
+
+def test_nobody_drawn_is_an_ordinary_round():
+    nobody = np.zeros(0, np.int64)
+    assert shares(lambda rank: nobody, balances(lambda rank: lognormal(9), 3)) == [[], [], []]
+
+
+def test_a_single_worker_sends_nothing():
+    (alone,) = balances(lambda rank: np.zeros(0, np.int64), 1)
+    alone.reducer.sum_to_driver = None
+    assert alone.share(np.array([4, 7]), **WHERE).tolist() == [4, 7]
+
+
+DRAWN = np.arange(0, 900, 3)
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"loads": lambda rank: lognormal(900, seed=rank)},  # other tokens
+        {"loads": lambda rank: np.roll(lognormal(900), 3 * (rank == 2))},
+        {"key": lambda rank: KEY if rank < 2 else b"q" * 32},
+        {"drawn": lambda rank: DRAWN[1:] if rank == 1 else DRAWN},
+        {"drawn": lambda rank: np.append(DRAWN, 899) if rank else DRAWN},
+    ],
+)
+def test_workers_that_disagree_end_the_run_before_anything_is_computed(differs):
+    """A user whom two workers take moves the sum by twice the clip."""
+    same = {"loads": lambda rank: lognormal(900), "key": lambda rank: KEY, "drawn": lambda rank: DRAWN}
+    chosen = same | differs
+    with pytest.raises(RuntimeError, match="do not agree who takes which user"):
+        shares(chosen["drawn"], balances(chosen["loads"], 3, key=chosen["key"]))
+
+
+def test_what_is_sent_says_nothing_without_the_key():
+    sent = []
+    for key in (KEY, b"q" * 32):
+        first, *_ = balances(lambda rank: lognormal(900), 2, key=lambda rank, key=key: key)
+        first.share(DRAWN, **WHERE)
+        first.share(DRAWN, round_index=3, attempt=0)
+        sent += [int(vector) for vector in first.reducer.sum_to_driver.__self__.sent]
+    assert len(set(sent)) == 4
+    assert all(abs(number) > 1 << 40 for number in sent), "no count of users"
+
+
+def test_loads_are_what_counts_of_a_user():
+    user_offsets, token_offsets = np.array([0, 2, 2, 5]), np.array([0, 3, 3, 10, 14, 15])
+    weight = np.array([1.0, 1.0, 0.0, 0.25, 1.0], np.float32)
+    assert loads_of(user_offsets, token_offsets, weight).tolist() == [4 + 1, 0, 5 + 2]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4, 7])
+def test_the_sum_does_not_depend_on_the_number_of_workers(num_workers):
+    corpus, worker = TinyCorpus.random(5, num_users=30), TinyWorker(tiny_config())
+    weight = np.ones(corpus.num_sentences, np.float32)
+    token_offsets = np.concatenate([[0], np.cumsum([len(each) for each in corpus.tokens])])
+    loads = loads_of(corpus.user_offsets, token_offsets, weight)
+    whole = worker.steps(corpus, weight, round_index=2)
+    total, taken = torch.zeros_like(whole), []
+    for balance in balances(lambda rank: loads, num_workers):
+        plan = Plan.of(tiny_config())
+        share = partial(balance.share, **WHERE)
+        sampler = PoissonSampler(b"sampling key of a test")
+        users = np.arange(corpus.num_users)
+        selected = list(plan.select(corpus, users, sampler, sentence_weight=weight, share=share, **WHERE))
+        taken += [each.user for each in selected]
+        total += worker.steps(corpus, weight, users=np.array([s.user for s in selected], np.int64), round_index=2)
+    assert len(taken) == len(set(taken)) > 10
+    assert torch.equal(total, whole)
