@@ -20,6 +20,7 @@ from transformers import (
 
 from tests.updates.worker import LOCAL_SGD, VOCABULARY, Worker, make, sentences
 from uedp_ray.errors import InputError
+from uedp_ray.models import factors
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.faults import blamed
@@ -145,6 +146,20 @@ def test_a_device_that_shortens_products_is_refused_though_an_earlier_run_needed
     Worker(bare, sentences()).update().probe()
     with pytest.raises(InputError, match="not of float32's precision"):
         Worker(config, sentences()).update().probe()
+
+
+def test_lengths_that_follow_from_the_number_of_rows_are_found(monkeypatch, kept):
+    """What clips a sentence is its own, too: a kernel may add up a product differently for many rows."""
+    products = factors._products
+
+    def by_rows(one, other):
+        return products(one, other) * (1 + 1e-9 * (len(one) >= 16))
+
+    monkeypatch.setattr(gradient, "_PROBED", {})
+    monkeypatch.setattr(factors, "_products", by_rows)
+    update = Worker(make("gpt2"), sentences()).update()
+    update.probe()
+    assert (set(update._rows[8]) == {64, 16}) == (kept == "all kept")
 
 
 @dataclass(frozen=True)

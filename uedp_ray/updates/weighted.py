@@ -81,6 +81,7 @@ class Measured:
 
     def __iter__(self) -> Iterator[Tensor]:
         """All that is kept, each (B, ...)."""
+        yield self.lengths
         yield self.formed
         for each in self.kept.values():
             for entries in (each.left, each.right, each.ids, each.rows):
