@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.updates.tiny import TinyCorpus, TinyWorker, tiny_config
+from uedp_ray.plan import UserSelection
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.updates import gradient
@@ -232,6 +233,15 @@ def test_a_user_who_is_drawn_twice_is_refused(corpus, how, apart, monkeypatch):
 def test_nobody_drawn_gives_zeros(corpus, device):
     worker = TinyWorker(config_of(), device=device)
     assert total(worker, corpus, users=np.arange(0)).tolist() == [0.0] * worker.params.num
+
+
+@pytest.mark.parametrize("how", ["gradient", "local_sgd"])
+def test_a_user_without_sentences_adds_nothing(corpus, device, how):
+    worker = TinyWorker(local_sgd() if how == "local_sgd" else config_of(), device=device)
+    chosen, nothing = selections(worker, corpus), (np.zeros(0, np.int64), np.zeros(0, np.float32), 0)
+    cohorts = [chosen[:2], [UserSelection(99, *nothing), *chosen[:2], UserSelection(98, *nothing)]]
+    without, with_both = (update_of(worker, corpus).sum_updates(worker.parameters, each, 0) for each in cohorts)
+    assert torch.equal(without, with_both)
 
 
 def test_bf16_stays_close(corpus, device):

@@ -97,7 +97,7 @@ class Update(LocalUpdate):
         with one_thread():
             self._probe_rows()
             self._take_memory(total)
-        self._total = total
+        self._total, self.num_non_finite = total, 0
 
     def _probe_rows(self) -> None:
         config = self.plan.config
@@ -215,7 +215,7 @@ class Update(LocalUpdate):
                 batches.add(self._drawn(selection))
                 while (batch := batches.full()) is not None:
                     self._run(batch, round_index)
-                    yield from self._complete(batches)
+                yield from self._complete(batches)
                 while batches.users and _num_held(batches.users) > self._most_held:
                     self._run(batches.of_first(), round_index)
                     yield from self._complete(batches)

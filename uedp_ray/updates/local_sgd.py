@@ -26,11 +26,10 @@ class Update(LocalUpdate):
 
         Sentences of like lengths share a step, so that few positions are empty; steps are taken in random order.
         """
-        size, lengths = (
-            self._training.local_batch_size,
-            [self.task.length(self.sentence(int(x))) for x in selection.sentences],
-        )
-        batches = np.split(np.argsort(lengths, kind="stable"), range(size, len(lengths), size))
+        size = self._training.local_batch_size
+        lengths = np.array([self.task.length(self.sentence(int(x))) for x in selection.sentences])
+        by_length = lengths.argsort(kind="stable")
+        batches = [by_length[first : first + size] for first in range(0, len(by_length), size)]
         order = np.random.default_rng(seed_of(self._training.seed, round_index, selection.user))
         for _ in range(self._training.local_epochs):
             for n in order.permutation(len(batches)):
