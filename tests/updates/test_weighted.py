@@ -154,6 +154,26 @@ def test_what_is_not_finite_has_no_length():
         assert bool(lengths[1].isfinite()) == (spoilt == 3 or (spoilt == 2 and value == 1e30))
 
 
+def test_what_overflows_downwards_has_no_length():
+    """A square of -inf, of finite factors with finite norms, was taken for 0: a sentence was added at 270 times its clip."""
+    made_up = torch.Generator().manual_seed(0)
+    left, ids = torch.rand(2, 3, 90, generator=made_up) + 0.5, torch.arange(6).view(2, 3)
+    right, rows = torch.full((2, 3, 40), 1e18), torch.full((2, 3, 40), -1e20)
+    (factors,) = factored(left, right, ids, rows)
+    assert factors.squares()[0].tolist() == [-math.inf, -math.inf]
+    assert not of_factors(factors)[0].lengths.isfinite().any()
+    edge = math.sqrt(torch.finfo(torch.float32).max / 90) * (1 - 1e-7)
+    for sign in (1.0, -1.0):  # between positions, though that of no position with itself overflows
+        left = torch.full((1, 2, 90), edge) * torch.tensor([1.0, sign]).view(1, 2, 1) * (1 + 2e-7)
+        (factors,) = factored(left, torch.ones(1, 2, 40))
+        batch, params = of_factors(factors)
+        if batch.lengths.isfinite().all():
+            formed = summed(
+                WeightedSums(params, torch.device("cpu")), params.num, [(batch, 0, 1 / float(batch.lengths))]
+            )
+            assert exact_norm(formed) <= 1 + 1e-6
+
+
 @pytest.mark.parametrize("bits", [7, 10])
 @pytest.mark.parametrize("product", ["mm", "bmm"])
 def test_products_of_shortened_numbers_are_found(bits, product, monkeypatch):
@@ -179,3 +199,12 @@ def test_units_are_powers_of_two_of_which_a_length_is_at_most_two_to_the_27th():
     for length in (0.0, 1e-30, 1e30, math.nan):
         with pytest.raises(ValueError, match="sums need one between"):
             unit_of(length)
+
+
+def test_no_tensor_of_another_device_is_made():
+    """On ``meta``, which stands in for a GPU."""
+    for tied in (False, True):
+        left, right = (torch.empty(2, 3, n, device="meta") for n in (90, 40))
+        ids = torch.empty(2, 3, dtype=torch.int64, device="meta")
+        (factors,) = factored(left, right, *((ids, right.clone()) if tied else ()))
+        assert {each.device.type for each in factors.squares()} == {"meta"}

@@ -99,9 +99,11 @@ class Factors:
         """Where ``worth_keeping``: (B,) squared norms, and (B,) squares of |left| |right| + |rows| (Frobenius norms), by
         which rounding is bounded, or 0 where there are rows alone. float64.
 
-        The latter are raised by what numbers lose that are too small for the type: at most ``tiny`` for each product.
+        The latter are raised by what numbers lose that are too small for the type: at most ``tiny`` for each product. Where
+        a product overflows, the former are not finite, perhaps -inf.
         """
-        rows = self.rows[0].double().square().sum((1, 2)) if self.rows else torch.zeros(1, dtype=torch.float64)
+        known = (self.rows or self.right)[0]
+        rows = known.double().square().sum((1, 2)) if self.rows else known.new_zeros(len(known), dtype=torch.float64)
         if not self.left:
             return rows, torch.zeros_like(rows)
         left, right = self.left[0], self.right[0]

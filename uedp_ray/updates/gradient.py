@@ -242,7 +242,7 @@ class Update(LocalUpdate):
 
     def _drawn(self, selection: UserSelection) -> Drawn:
         if selection.num_held > MOST_SENTENCES:
-            remedy = f"a user has {selection.num_held:,} sentences, whose sum is exact up to {MOST_SENTENCES:,}: set it"
+            remedy = f"a user has more sentences than a sum is exact for, {MOST_SENTENCES:,}: set it"
             raise InputError("bounds.max_sentences_per_user", None, remedy)
         longest = self.plan.config.model.max_length
         return Drawn.of(selection, [padded_length(length, longest) for length in self._lengths(selection.sentences)])

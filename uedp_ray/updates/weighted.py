@@ -108,7 +108,8 @@ def measured(gradients: SentenceGradients, params: FlatParameters) -> Measured:
             terms = max(terms, min(TERMS, max(each.shape)))
             positions = max(positions, each.left[0].shape[1])
     u = torch.finfo(formed.dtype).eps / 2
-    lengths = (squares.clamp_min(0.0) + 2.5 * _gamma(terms + 8, u) * rounded).sqrt()
+    squares = torch.where(squares.isfinite(), squares.clamp_min(0.0), math.inf)  # -inf is no length of 0
+    lengths = (squares + 2.5 * _gamma(terms + 8, u) * rounded).sqrt()
     return Measured(kept, names, formed, lengths + _gamma(positions + 8, u) * rounded.sqrt())
 
 
