@@ -42,26 +42,42 @@ def filled(
     """
     num_links = len(capacities)
     units_N = np.where(open_N, UNIT, 0)
-    rate_N = np.maximum(_RATE // np.maximum(np.bincount(sentence_I, minlength=len(open_N)), 1), 1)
+    rate = np.maximum(_RATE // np.maximum(np.bincount(sentence_I, minlength=len(open_N)), 1), 1)
     kept = open_N[sentence_I]
     sentence_I, link_I = sentence_I[kept], link_I[kept]
-    left_L = np.minimum(capacities, np.bincount(link_I, minlength=num_links) * UNIT)  # no more is needed
-    whole_N = -(-UNIT * _RATE // rate_N)  # the level at which a sentence weighs 1
+    left = np.minimum(capacities, np.bincount(link_I, minlength=num_links) * UNIT)  # no more is needed
+    number, last = np.arange(len(open_N)), 2 * len(sentence_I) + 1
     while len(sentence_I):
-        rates_L = np.zeros(num_links, np.int64)
-        np.add.at(rates_L, link_I, rate_N[sentence_I])
-        level_L = left_L * _RATE // np.maximum(rates_L, 1)
-        level_N = whole_N.copy()
-        np.minimum.at(level_N, sentence_I, level_L[link_I])
+        if 2 * len(sentence_I) < last:  # most steps stop few: what they take is to follow from what still rises
+            last = len(sentence_I)
+            present, sentence_I = _renumbered(sentence_I, len(number))
+            number, rate = number[present], rate[present]
+            present, link_I = _renumbered(link_I, len(left))
+            left = left[present]
+            whole_level = -(-UNIT * _RATE // rate)  # at which a sentence weighs 1
+        rates = np.zeros(len(left), np.int64)
+        np.add.at(rates, link_I, rate[sentence_I])
+        link_level = left * _RATE // np.maximum(rates, 1)
+        level = whole_level.copy()
+        np.minimum.at(level, sentence_I, link_level[link_I])
         # A link fills first among all that its sentences meet: they stop there, as levels only rise when others stop.
-        least_L = np.full(num_links, np.iinfo(np.int64).max)
-        np.minimum.at(least_L, link_I, level_N[sentence_I])
-        stops_N = np.zeros(len(open_N), bool)
-        stops_N[sentence_I[(least_L == level_L)[link_I]]] = True
-        whole = level_N == whole_N  # no link stops it before it weighs 1
-        done_I = (stops_N | whole)[sentence_I]
-        stopped = stops_N & ~whole
-        units_N[stopped] = level_N[stopped] * rate_N[stopped] // _RATE
-        np.subtract.at(left_L, link_I[done_I], units_N[sentence_I[done_I]])
+        least = np.full(len(left), np.iinfo(np.int64).max)
+        np.minimum.at(least, link_I, level[sentence_I])
+        stops = np.zeros(len(number), bool)
+        stops[sentence_I[(least == link_level)[link_I]]] = True
+        whole = level == whole_level  # no link stops it before it weighs 1
+        done_I = (stops | whole)[sentence_I]
+        stopped = stops & ~whole
+        units_N[number[stopped]] = level[stopped] * rate[stopped] // _RATE
+        np.subtract.at(left, link_I[done_I], units_N[number[sentence_I[done_I]]])
         sentence_I, link_I = sentence_I[~done_I], link_I[~done_I]
     return units_N
+
+
+def _renumbered(numbers: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Those of 0..``size`` - 1 that occur, ascending; and the numbers by their place among these."""
+    place = np.zeros(size, np.int64)
+    place[numbers] = 1
+    present = np.flatnonzero(place)
+    place[present] = np.arange(len(present))
+    return present, place[numbers]

@@ -26,6 +26,7 @@ from uedp_ray.config.choices import KEEPING_USERS_APART
 from uedp_ray.corpus.records import Sentence
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
+from uedp_ray.storage.base import WHOLE
 from uedp_ray.storage.files import (
     beneath,
     check_regular,
@@ -45,9 +46,11 @@ _PART = 1 << 22
 _MOST_COUNT = 1 << 10
 """The most bytes of a file that holds one number."""
 _FILES, _CHECKSUMS = ("tokens.npy", "offsets.npy", "cut.npy"), "checksums.json"
-MADE = rf"(?:{'|'.join(map(re.escape, (*_FILES, _CHECKSUMS)))})"
+MADE = rf"(?:{'|'.join(map(re.escape, (*_FILES, _CHECKSUMS, WHOLE)))})"
 """A regular expression, as for ``find_other``, of what is in a folder of tokens."""
-STORES = beneath("[0-9a-f]{16}", MADE) + r"|\.[0-9a-f]{16}\.lock"
+STORE = "[0-9a-f]{16}"
+"""A regular expression of the name of such a folder."""
+STORES = beneath(STORE, MADE) + rf"|\.{STORE}\.lock"
 """A regular expression of what ``encode_corpus`` makes."""
 _WAIT = 3600.0
 """Seconds to wait for another process that tokenises the same text: trials of a sweep start together."""

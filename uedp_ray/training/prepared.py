@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from uedp_ray.config.files import files_of
 from uedp_ray.corpus.regroup import Regrouped
 from uedp_ray.corpus.store import Corpus, open_corpus
 from uedp_ray.corpus.textsize import TextSize, text_size
-from uedp_ray.corpus.tokens import TokenStore, encode_corpus
+from uedp_ray.corpus.tokens import STORE, TokenStore, encode_corpus
 from uedp_ray.corpus.transforms.base import Text, Transformed, transform_of
 from uedp_ray.corpus.vocabulary import MOST_BYTES, Vocabulary
 from uedp_ray.errors import InputError
@@ -68,6 +69,7 @@ class Prepared:
         vocabulary = Vocabulary.load(run.vocabulary)
         corpus = regrouped(run, config, unchanged(run, setup, "corpus", config.corpus.categories))
         tokens = run.root / setup["tokens"]
+        run.storage.get(*(tokens / name for name in _stores_of(setup)))
         evaluation = None if setup["evaluation"] is None else unchanged(run, setup, "evaluation")
         return cls(
             config=config,
@@ -182,6 +184,26 @@ def encode(folder: str | Path, corpus: Text, vocabulary: Vocabulary, config: Run
     longest = config.model.max_length
     read = task if task.labelled else None
     return encode_corpus(corpus, vocabulary, folder, max_length=longest, task=read, kind=config.task.kind)
+
+
+def put_tokens(run: RunDir, tokens: Path) -> list[str]:
+    """Stores a run's own tokens for workers on other nodes, who would have to make them anew; returns their names."""
+    stores = sorted(tokens.iterdir()) if run.storage.is_copy and tokens == run.tokens.resolve() else []
+    stores = [path for path in stores if re.fullmatch(STORE, path.name)]
+    run.storage.put(*stores)
+    return [path.name for path in stores]
+
+
+def _stores_of(setup: Mapping[str, Any]) -> list[str]:
+    """The names that ``put_tokens`` returned; none of what is no such name: ``get`` deletes what is not stored. A version
+    that stored no tokens kept no names."""
+    names = setup.get("stores")
+    return [name for name in names if re.fullmatch(STORE, str(name))] if isinstance(names, list) else []
+
+
+def within_run(run: RunDir, path: Path) -> str:
+    """The path, relative if it is in the run directory, which may be elsewhere on another machine."""
+    return str(path.relative_to(run.root) if path.is_relative_to(run.root) else path)
 
 
 def make_task(config: RunConfig, vocabulary: Vocabulary) -> Task:

@@ -55,11 +55,13 @@ from uedp_ray.training.prepared import (
     draw_key,
     encode,
     planned,
+    put_tokens,
     regrouped,
     size_of,
     starts_of,
     trained_text,
     unchanged,
+    within_run,
 )
 from uedp_ray.training.run_vocabulary import draw_vocabulary, make_vocabulary, public_text
 from uedp_ray.training.rundir import MADE_ANEW, RunDir, ledger_digest, settle_run, unused
@@ -222,9 +224,9 @@ def _open_again(run: RunDir, asked: _Asked) -> None:
         check_warm_start(corpus, asked.used.model.warm_start)
     if setup["evaluation"] is not None:
         unchanged(run, setup, "evaluation")
-    tokens = _within(run, (asked.tokens or run.tokens).resolve())
+    tokens = within_run(run, (asked.tokens or run.tokens).resolve())
     if setup["tokens"] != tokens:  # the sweep was moved, or somebody edited it: it is made ours, and written to
-        write_json(run.setup, setup | {"tokens": tokens}, private=True)
+        write_json(run.setup, setup | {"tokens": tokens, "stores": []}, private=True)
         run.storage.put(run.setup)
 
 
@@ -256,13 +258,14 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
     write_json(
         run.setup,
         {
-            "corpus": _within(run, text.corpus_path),
+            "corpus": within_run(run, text.corpus_path),
             "corpus_digest": text.corpus.digest,
-            "evaluation": None if text.evaluation_path is None else _within(run, text.evaluation_path),
+            "evaluation": None if text.evaluation_path is None else within_run(run, text.evaluation_path),
             "evaluation_digest": None if text.evaluation is None else text.evaluation.digest,
             "evaluation_size": None if size is None else dataclasses.asdict(size),
             "compared": None if text.compared is None else dataclasses.asdict(text.compared),
-            "tokens": _within(run, tokens),
+            "tokens": within_run(run, tokens),
+            "stores": put_tokens(run, tokens),
             "vocabulary": checksums(run.vocabulary),
             "starts": starts_of(asked.used),
             "public_source": asked.public_source,
@@ -385,11 +388,6 @@ def _draw_of(folder: Path) -> str:
         return ""
     check_regular(mark, "restore the run's copy", most=64)
     return mark.read_text(errors="replace")
-
-
-def _within(run: RunDir, path: Path) -> str:
-    """The path, relative if it is in the run directory, which may be elsewhere on another machine."""
-    return str(path.relative_to(run.root) if path.is_relative_to(run.root) else path)
 
 
 def _tell_what_counts(config: RunConfig, corpus: Corpus, bounded: Bounded, reporter: Reporter) -> None:
