@@ -240,7 +240,7 @@ def main() -> None:
     peaks = {name: peak_memory(name, options) for name in names} if work.device == "cpu" else {}
     where = torch.cuda.get_device_name() if work.device == "cuda" else "one thread of a CPU"
     print(f"{Network(work).params.num / 1e6:.2f} million trained parameters, {work.precision}, {where}")
-    print(f"{versions()}; {arguments.rounds} rounds")
+    print(f"{versions()}; rounds: {arguments.rounds}")
     print(f"{'':22} {'computes':>10} {'seconds':>8} {'least to most':>16} {'speed':>6} {'peak MiB':>9}")
     plain = statistics.median(seconds for seconds, _ in found["plain"])
     for name in asked:

@@ -6,12 +6,12 @@ sum in float32.
 
 Opacus (https://opacus.ai): a step of ``DPOptimizer`` over batches that are accumulated, as its ``BatchMemoryManager`` does,
 without noise. "hooks" keeps each sentence's gradient; "ghost" finds norms by products of activations and passes backwards a
-second time. Transformers' ``Conv1D`` gets samplers of its own, registered as its guide says, as those for any layer are
-slower. Ghost clipping refuses matrices that are used twice, as GPT-2's embedding is, so there are two rows: in one the
+second time, for which transformers' ``Conv1D`` gets the sampler of norms of a linear layer, registered as the guide says.
+Ghost clipping refuses matrices that are used twice, as GPT-2's embedding is, so there are two rows: in one the
 embedding's gradients alone are kept for each sentence, in the other the output has a matrix of its own. That is the faster
 one, and another network.
 
-vmap(grad) (torch.func): attention is written out, as vmap has no rule for the fused kernel.
+vmap(grad) (torch.func): attention is written out, as the fused kernel is no faster within vmap.
 """
 
 from __future__ import annotations
@@ -139,11 +139,6 @@ def _register_samplers() -> None:
     from opacus.grad_sample.embedding import compute_embedding_grad_sample
     from opacus.grad_sample.linear import compute_linear_grad_sample, compute_linear_norm_sample
     from opacus.grad_sample.utils import register_grad_sampler, register_norm_sampler
-
-    @register_grad_sampler(Conv1D)
-    def conv1d(layer, activations, backprops):
-        found = compute_linear_grad_sample(layer, activations, backprops)
-        return {p: each.mT if p is layer.weight else each for p, each in found.items()}
 
     register_norm_sampler(Conv1D)(compute_linear_norm_sample)
     register_grad_sampler(TiedLinear)(compute_linear_grad_sample)
