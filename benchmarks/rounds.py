@@ -1,110 +1,212 @@
-"""Times a round's local updates against plain training of the same sentences, which knows no users and clips nothing.
+"""Times a round's local updates, ours and by others' libraries, against plain training of the same sentences.
 
-    python benchmarks/rounds.py [--device cuda] [--precision bf16] [--size small|gpt2] [--lora] [--rounds 5]
+    python benchmarks/rounds.py [--rounds 3] [--methods plain "by hand"] [--size small|gpt2] [--lora] [--device cuda]
+        [--precision bf16] [--check]
 
-A round draws a quarter of 256 users of 15 made-up sentences of 8 to 48 tokens each. The methods compute it in turn, a round
-each, and the table has the median over the rounds: seconds (CPU time on a CPU, of one thread), the speed as a share of plain
-training's, and, on a GPU, the most memory in use. Plain training takes the round's sentences in batches of 64 by length, one
-step of SGD a batch. ``gradient`` clips each sentence and each user, ``local_sgd`` each user's difference after one pass in
-batches of five; "by hand" is what a script would do instead of ``local_sgd``: load the weights, train, subtract, clip, add.
+What is computed: ``one_round/workload.py``. Methods compute the same rounds, in turn, after a small one that warms up. The
+table has the median of their seconds, the least and the most, and plain training's median as a share: CPU time of the
+process and those that it starts, in one thread; seconds by the clock on a GPU. Then each method has a process to itself for
+one more round: its peak is the most memory resident in it, or in it and its children, shared pages counted once. On a GPU it
+is the most that tensors take there.
+
+Libraries of others are left out if they are not installed. They want an environment of their own, without constraints.txt:
+
+    pip install -e '.[benchmarks]' && pip install --no-deps 'pfl>=0.4,<0.7' multiprocess dill prv-accountant
+
+``--check`` compares what each method computes of a tiny network with the same in float64, and times nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch.nn import functional as F
+from one_round.sentences import Opacus, VmapGrad
+from one_round.users import ByHand, Ours, PflResearch
+from one_round.workload import SIZES, Exactly, Network, Plain, Workload, checked_clips, clipped
 
-from uedp_ray.config import RunConfig, from_dict
-from uedp_ray.models.build import build_model
-from uedp_ray.models.parameters import FlatParameters
-from uedp_ray.models.trainable import select_trainable
-from uedp_ray.plan import Plan, UserSelection
-from uedp_ray.tasks.base import IGNORED
-from uedp_ray.tasks.next_word import NextWord
-from uedp_ray.updates.base import exact_arithmetic, local_update
+Round = Callable[[list[int], int], torch.Tensor | None]
 
-USERS, SENTENCES, SHORTEST, LONGEST, LOCAL_BATCH = 256, 15, 8, 48, 5
-SIZES = {
-    "small": ({"num_layers": 4, "hidden_size": 256, "num_heads": 4}, 8_000),
-    "gpt2": ({"num_layers": 12, "hidden_size": 768, "num_heads": 12}, 50_257),
+
+def flower(work: Workload) -> Round:
+    from one_round.flower import Flower
+
+    return Flower(work)
+
+
+class Method(NamedTuple):
+    """``computes``: see ``workload``. ``needs``: what must be installed. ``apart``: it starts processes and threads, and so
+    has a process of its own."""
+
+    computes: str
+    build: Callable[[Workload], Round]
+    needs: tuple[str, ...] = ()
+    tied: bool = True
+    apart: bool = False
+
+
+METHODS = {
+    "plain": Method("plain", Plain),
+    "by hand": Method("local_sgd", ByHand),
+    "pfl-research": Method("local_sgd", PflResearch, ("pfl",)),
+    "Flower": Method("local_sgd", flower, ("flwr", "psutil"), apart=True),
+    "ours, local_sgd": Method("local_sgd", partial(Ours, name="local_sgd")),
+    "Opacus, hooks": Method("gradient", partial(Opacus, mode="hooks"), ("opacus",)),
+    "Opacus, ghost": Method("gradient", partial(Opacus, mode="ghost"), ("opacus",)),
+    "Opacus, ghost, untied": Method("gradient", partial(Opacus, mode="ghost"), ("opacus",), tied=False),
+    "vmap(grad)": Method("gradient", VmapGrad),
+    "ours, gradient": Method("gradient", partial(Ours, name="gradient")),
 }
-Round = Callable[[list[UserSelection]], object]
+MARK = "@"
+"""What a line of ``--serve`` begins with, as libraries print, too."""
 
 
-class Workload:
-    """A network on a device, and the sentences of all users."""
+def build(name: str, work: Workload) -> Round:
+    method = METHODS[name]
+    return method.build(work if method.tied else replace(work, tied=False))
 
-    def __init__(self, size: str, device: str, precision: str, lora: bool):
-        model, self.vocab_size = SIZES[size]
-        self.device = torch.device(device)
-        self.autocast = torch.bfloat16 if precision == "bf16" else None
-        self.tree = {
-            "corpus": {"declared_num_users": USERS},
-            "privacy": {"noise_multiplier": 1.0, "user_sampling_prob": 0.25},
-            "model": {**model, "max_length": LONGEST + 1, "trainable": "lora" if lora else "full", "lora_rank": 4},
-            "training": {"precision": precision, "batch_tokens": 4096 if device == "cpu" else 8192},
-        }
-        made_up = np.random.default_rng(0)
-        lengths = made_up.integers(SHORTEST, LONGEST + 1, USERS * SENTENCES)
-        self.sentences = [made_up.integers(1, self.vocab_size, n) for n in lengths]
-        self.task = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=LONGEST + 1)
-        config = self.config().model
-        model = build_model(config, vocab_size=self.vocab_size, bos_id=0, eos_id=0, seed=0)
-        self.model = select_trainable(model, config, seed=0).to(self.device)
-        self.params = FlatParameters(self.model)
-        self.start = self.params.get()
 
-    def config(self, **training: object) -> RunConfig:
-        tree = {**self.tree, "training": {**self.tree["training"], **training}}
-        if training:
-            tree["privacy"] = {**tree["privacy"], "sentence_clip_norm": None}
-            tree["bounds"] = {"holder_bound": "truncate", "entity_bound": "truncate"}
-        return from_dict(RunConfig, tree)
+def installed(name: str) -> bool:
+    return all(map(importlib.util.find_spec, METHODS[name].needs))
 
-    def loss(self, numbers: np.ndarray) -> torch.Tensor:
-        """The mean over tokens, as a script would write it."""
-        batch = self.task.collate([self.sentences[x] for x in numbers]).to(self.device)
-        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            logits = self.model(batch.input_ids).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED)
 
-    def ours(self, **training: object) -> Round:
-        plan = Plan.of(self.config(**training))
-        update = local_update(plan, self.model, self.params, self.task, self.sentences.__getitem__, self.device)
-        started = time.perf_counter()
-        update.probe()
-        print(f"{plan.config.training.local_update}: tried out in {time.perf_counter() - started:.1f} s", flush=True)
-        return lambda drawn: update.sum_updates(self.start, drawn, 0)
+def close(method: Round) -> None:
+    getattr(method, "close", lambda: None)()
 
-    def plain(self, drawn: list[UserSelection]) -> None:
-        numbers = np.concatenate([each.sentences for each in drawn])
-        numbers = numbers[np.argsort([len(self.sentences[x]) for x in numbers], kind="stable")]
-        optimizer = torch.optim.SGD(self.params.tensors, lr=1e-4)
-        for first in range(0, len(numbers), 64):
-            optimizer.zero_grad()
-            self.loss(numbers[first : first + 64]).backward()
-            optimizer.step()
-        optimizer.zero_grad()
 
-    def by_hand(self, drawn: list[UserSelection]) -> torch.Tensor:
-        total = torch.zeros_like(self.start)
-        optimizer = torch.optim.SGD(self.params.tensors, lr=0.1)
-        for each in drawn:
-            self.params.set(self.start)
-            for first in range(0, SENTENCES, LOCAL_BATCH):
-                optimizer.zero_grad()
-                self.loss(each.sentences[first : first + LOCAL_BATCH]).backward()
-                optimizer.step()
-            difference = self.params.get() - self.start
-            total += difference * (1.0 / difference.norm()).clamp(max=1.0)
-        optimizer.zero_grad()
-        return total
+def cpu_seconds(apart: bool) -> float:
+    """Of this process, and of those that it has started."""
+    if not apart:
+        return time.process_time()
+    from one_round import processes
+
+    return processes.cpu_seconds()
+
+
+def timed(name: str, method: Round, work: Workload, round_index: int) -> tuple[float, float]:
+    """Seconds, and MiB of a GPU at the peak."""
+    users, apart = work.drawn(round_index), METHODS[name].apart
+    if work.device == "cpu":
+        started = cpu_seconds(apart)
+        method(users, round_index)
+        return cpu_seconds(apart) - started, 0.0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    begun = time.perf_counter()
+    method(users, round_index)
+    torch.cuda.synchronize()
+    return time.perf_counter() - begun, torch.cuda.max_memory_allocated() / 2**20
+
+
+class Apart:
+    """A process for one method."""
+
+    def __init__(self, name: str, options: list[str]):
+        command = [sys.executable, __file__, *options, "--serve", name]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, round_index: int) -> tuple[float, float]:
+        """Seconds of a round, and MiB at the peak: of a GPU, or resident in the process."""
+        print(round_index, file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                return tuple(json.loads(line[len(MARK) :]))
+        raise SystemExit(f"a process has ended: {self.process.args[-1]}")
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def serve(name: str, work: Workload) -> None:
+    """Answers rounds that are asked for."""
+    method = build(name, work)
+    for line in sys.stdin:
+        seconds, peak = timed(name, method, work, int(line))
+        print(MARK + json.dumps((seconds, peak or resident())), flush=True)
+    close(method)
+
+
+def resident() -> float:
+    """MiB that were resident at most in this process, on Linux. What getrusage says may be the parent's."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def peak_memory(name: str, options: list[str]) -> float:
+    """MiB, of a round in a process of its own."""
+    apart = Apart(name, options)
+    if METHODS[name].apart:
+        from one_round import processes
+
+        with processes.watched(apart.process.pid) as most:
+            apart.ask(1)
+        (peak,) = most
+    else:
+        _, peak = apart.ask(1)
+    print(f"peak memory, {name}: {peak:.0f} MiB", file=sys.stderr, flush=True)
+    apart.close()
+    return peak
+
+
+def measured(names: list[str], work: Workload, options: list[str], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """By method, each round's seconds and MiB."""
+    asked: dict[str, Callable[[int], tuple[float, float]]] = {}
+    methods: dict[str, Apart | Round] = {}
+    for name in names:
+        begun = time.perf_counter()
+        methods[name] = method = Apart(name, options) if METHODS[name].apart else build(name, work)
+        print(f"{name}: made and tried out in {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+        asked[name] = method.ask if isinstance(method, Apart) else partial(timed, name, method, work)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    for round_index in range(rounds + 1):
+        for name, ask in asked.items():
+            found[name].append(ask(round_index))
+            print(f"round {round_index}, {name}: {found[name][-1][0]:.2f} s", file=sys.stderr, flush=True)
+    for method in methods.values():
+        close(method)
+    return {name: each[1:] for name, each in found.items()}
+
+
+def check(names: list[str], work: Workload) -> None:
+    """Raises: SystemExit if a method computes something else."""
+    users = work.drawn(1)
+    for name in names:
+        here = checked_clips(work if METHODS[name].tied else replace(work, tied=False), users, 1)
+        exactly, method = Exactly(here), METHODS[name].build(here)
+        found = method(users, 1)
+        if isinstance(method, Ours):
+            found = method.value(found)
+        close(method)
+        if METHODS[name].computes == "plain":
+            continue
+        if METHODS[name].computes == "local_sgd":
+            expected = clipped(torch.stack(exactly.changes(users, 1)), here.user_clip).sum(0)
+        else:
+            of_users = torch.stack([clipped(rows, here.sentence_clip).sum(0) for rows in exactly.downhill(users)])
+            expected = (clipped(of_users, here.user_clip) if isinstance(method, Ours) else of_users).sum(0)
+        error = float((found.double() - expected).norm() / expected.norm())
+        print(f"{name:22} {error:.1e} of the sum's length from the same in float64", flush=True)
+        if not error < 1e-4:
+            raise SystemExit(f"{name} computes something else")
+
+
+def versions() -> str:
+    names = ("torch", "transformers", "pfl", "flwr", "ray", "opacus")
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names if importlib.util.find_spec(name))
 
 
 def main() -> None:
@@ -113,54 +215,49 @@ def main() -> None:
     parser.add_argument("--precision", default="float32", choices=["float32", "bf16"])
     parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--lora", action="store_true", help="train LoRA matrices of rank 4 only")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="METHOD")
+    parser.add_argument(
+        "--sentence-batch", type=int, help="sentences of a batch of Opacus and vmap: 16, or 64 on a GPU"
+    )
+    parser.add_argument("--check", action="store_true", help="compare what methods compute, and time nothing")
+    parser.add_argument("--serve", choices=METHODS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    work = Workload(arguments.size, arguments.device, arguments.precision, arguments.lora)
-    exact_arithmetic(work.device)
-    methods: dict[str, Round] = {
-        "plain": work.plain,
-        "by hand": work.by_hand,
-        "gradient": work.ours(),
-        "local_sgd": work.ours(local_update="local_sgd", local_batch_size=LOCAL_BATCH),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
-    peaks = dict.fromkeys(methods, 0)
-    made_up = np.random.default_rng(1)
-    for number in range(arguments.rounds + 1):
-        drawn = [
-            UserSelection(u, np.arange(u * SENTENCES, (u + 1) * SENTENCES), np.ones(SENTENCES, np.float32), SENTENCES)
-            for u in np.flatnonzero(made_up.random(USERS) < 0.25).tolist()
-        ]
-        for name, method in methods.items():
-            work.params.set(work.start)
-            taken, peak = timed(method, drawn, work.device)
-            if number:  # the first warms up
-                seconds[name].append(taken)
-                peaks[name] = max(peaks[name], peak)
-    where = torch.cuda.get_device_name() if arguments.device == "cuda" else "one thread of a CPU"
-    print(f"{work.params.num / 1e6:.2f} million trained parameters, {arguments.precision}, {where}")
-    print(f"{'':10} {'seconds':>8} {'spread':>15} {'of plain':>9} {'peak GiB':>9}")
-    middle = {name: statistics.median(each) for name, each in seconds.items()}
-    for name, each in seconds.items():
-        spread = f"{min(each):.3f} to {max(each):.3f}"
-        peak = f"{peaks[name] / 2**30:9.2f}" if peaks[name] else ""
-        print(f"{name:10} {middle[name]:8.3f} {spread:>15} {middle['plain'] / middle[name]:9.2f} {peak}")
-
-
-def timed(method: Round, drawn: list[UserSelection], device: torch.device) -> tuple[float, int]:
-    """Seconds, and bytes at the peak on a GPU."""
-    if device.type == "cpu":
-        started = time.process_time()
-        method(drawn)
-        return time.process_time() - started, 0
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    started = time.perf_counter()
-    method(drawn)
-    torch.cuda.synchronize()
-    return time.perf_counter() - started, torch.cuda.max_memory_allocated()
+    sentence_batch = arguments.sentence_batch or (16 if arguments.device == "cpu" else 64)
+    options = ["--device", arguments.device, "--precision", arguments.precision, "--size", arguments.size]
+    options += ["--sentence-batch", str(sentence_batch), *["--lora"] * arguments.lora]
+    named = {"device": arguments.device, "precision": arguments.precision, "lora": arguments.lora}
+    work = replace(SIZES["tiny" if arguments.check else arguments.size], sentence_batch_size=sentence_batch, **named)
+    if arguments.serve:
+        return serve(arguments.serve, work)
+    asked = [
+        name for name in METHODS if name in {"plain", *arguments.methods} and (METHODS[name].tied or not work.lora)
+    ]
+    names = [name for name in asked if installed(name)]
+    if arguments.check:
+        return check(names, work)
+    found = measured(names, work, options, arguments.rounds)
+    peaks = {name: peak_memory(name, options) for name in names} if work.device == "cpu" else {}
+    where = torch.cuda.get_device_name() if work.device == "cuda" else "one thread of a CPU"
+    print(f"{Network(work).params.num / 1e6:.2f} million trained parameters, {work.precision}, {where}")
+    print(f"{versions()}; rounds: {arguments.rounds}")
+    print(f"{'':22} {'computes':>10} {'seconds':>8} {'least to most':>16} {'speed':>6} {'peak MiB':>9}")
+    plain = statistics.median(seconds for seconds, _ in found["plain"])
+    for name in asked:
+        if name not in names:
+            print(f"{name:22} not installed")
+            continue
+        seconds = [each for each, _ in found[name]]
+        middle, spread = statistics.median(seconds), f"{min(seconds):.2f} to {max(seconds):.2f}"
+        peak = peaks.get(name) or (0.0 if METHODS[name].apart else max(each for _, each in found[name]))
+        print(
+            f"{name:22} {METHODS[name].computes:>10} {middle:8.2f} {spread:>16} {plain / middle:6.2f} "
+            + (f"{peak:9.0f}" if peak else "")  # of a GPU, other processes' is not seen
+        )
+    return None
 
 
 if __name__ == "__main__":
+    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of which ``exact_arithmetic`` may be too late to tell
     main()

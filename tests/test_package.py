@@ -23,9 +23,10 @@ BUILD = (
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
-def test_benchmarks_start(name):
+def test_benchmarks_start(name, monkeypatch):
     """They are cited for figures: what they import must still be there, and everything they name."""
     path = ROOT / "benchmarks" / f"{name}.py"
+    monkeypatch.syspath_prepend(path.parent)  # as for a script
     spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -34,6 +35,17 @@ def test_benchmarks_start(name):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = vars(module).get(node.value.id)
             assert not isinstance(owner, ModuleType) or hasattr(owner, node.attr), f"{node.value.id}.{node.attr}"
+
+
+@pytest.mark.slow
+def test_methods_whose_rounds_are_timed_compute_the_same():
+    """Ours and those that need no library of others; theirs, too, where it is installed."""
+    command = [sys.executable, ROOT / "benchmarks" / "rounds.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"by hand", "ours, local_sgd", "vmap(grad)", "ours, gradient"} <= {
+        line[:22].strip() for line in done.stdout.splitlines()
+    }
 
 
 @pytest.fixture(scope="module")
