@@ -276,7 +276,7 @@ class Plan:
         wide = update.dtype in (torch.float32, torch.float64)
         if update.shape != total.shape or not wide or type(update) is not torch.Tensor:
             found = f"{tuple(update.shape)} {update.dtype} {type(update).__name__}"
-            raise TypeError(f"a user's update must be a {tuple(total.shape)} Tensor of float32 or float64, not {found}")
+            raise TypeError(f"a user's update must be a {tuple(total.shape)} float32 or float64 Tensor, not {found}")
         bound = self.config.privacy.l2_clip_norm if self.config.privacy.clip else None
         norm = torch.tensor(wide_norm(update), dtype=torch.float64)
         factor = weight * float(clip_factors(norm, bound))
