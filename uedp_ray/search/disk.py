@@ -2,8 +2,7 @@
 
 Example:
 
-    run_bytes(config.base)      # bytes of a run's model and checkpoint: 4 per parameter, three times that more with Adam
-    drop_ended(RunDir(run))     # the checkpoint, and what the bounds made of the text; its model and its ledger stay
+    run_bytes(config.base)    # bytes of a run's model and checkpoint: 4 per parameter, three times that more with Adam
 """
 
 from __future__ import annotations
