@@ -73,6 +73,15 @@ def test_a_users_update_is_its_own(network, precision, device, llama, kept):
     assert all(0.1 < worker.norm(steps) <= 1.0 for steps in alone.values())
 
 
+def test_so_it_is_where_nothing_but_a_factored_matrix_is_trained(device, kept):
+    config = make("gpt2")
+    assert_own(
+        Worker(
+            dataclasses.replace(config, model=dataclasses.replace(config.model, trainable="head")), sentences(), device
+        )
+    )
+
+
 @pytest.mark.parametrize(("network", "precision"), [("llama", "float32"), ("llama lora", "bf16")])
 def test_so_it_is_of_a_published_model(network, precision, device, real_models, kept):
     config = make(network, real_models / "stories260k" / "hf", {"precision": precision})

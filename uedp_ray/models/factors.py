@@ -7,8 +7,8 @@
     >>> factors = Factors(torch.Size((50, 40)), left=[left], right=[right])
     >>> factors.join()
     >>> squares, rounding = factors.squares()    # (B,) float64
-    >>> formed = torch.stack([factors.formed(x) for x in range(2)]).double()    # (B, 50, 40)
-    >>> torch.allclose(squares, formed.square().sum((1, 2)), rtol=1e-6)
+    >>> factors.form(slice(None), formed := torch.empty(2, 50, 40))
+    >>> torch.allclose(squares, formed.double().square().sum((1, 2)), rtol=1e-6)
     True
     >>> bool((rounding >= squares).all())    # the most that the terms of the products may add up to
     True
@@ -87,13 +87,6 @@ class Factors:
                 continue
             for each, at, added in zip(out, ids[which], rows[which], strict=True):
                 each.index_add_(0, at, added)
-
-    def formed(self, x: int) -> Tensor:
-        """The gradient of one sentence, in the parameter's shape."""
-        found = (self.left or self.rows or self.full)[0]
-        out = found.new_empty(1, *self.shape)
-        self.form(slice(x, x + 1), out)
-        return out[0]
 
     def squares(self) -> tuple[Tensor, Tensor]:
         """Where ``worth_keeping``: (B,) squared norms, and (B,) squares of |left| |right| + |rows| (Frobenius norms), by

@@ -28,7 +28,6 @@ of one parameter matrix: I rows, J columns.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -70,21 +69,14 @@ class SentenceGradients:
     def __init__(self, losses: Tensor, params: FlatParameters, factors: dict[str, Factors]):
         self.losses = losses
         self.factors = factors
-        self._params = params
+        self._params, self._shapes = params, dict(zip(params.names, params.shapes, strict=True))
 
     @torch.no_grad()
     def formed(self, names: Sequence[str]) -> Tensor:
         """(B, F) gradients of some parameters, side by side."""
-        held = self._rows(len(self.losses), sum(self.factors[name].shape.numel() for name in names))
-        start = 0
-        for name in names:
-            shape = self.factors[name].shape
-            self.factors[name].form(slice(None), held[:, start : start + shape.numel()].unflatten(1, shape))
-            start += shape.numel()
-        return held
-
-    def _rows(self, num: int, width: int) -> Tensor:
-        return self.losses.new_zeros(num, -(-width // _ALIGNED) * _ALIGNED)[:, :width]
+        rows = self._memory(len(self.losses), names)
+        self._form(slice(None), names, rows)
+        return rows
 
     @torch.no_grad()
     def chunks(self, num: int | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -94,17 +86,24 @@ class SentenceGradients:
         follows from B and P alone. A gradient that is not finite affects no other sentence's.
         """
         size = max(1, _CHUNK.get(self.losses.device.type, _CHUNK["cpu"]) // max(1, self._params.num))
-        size = min(size, max(1, len(self.losses)))
-        held = self._rows(size, self._params.num)
-        offsets = [0, *itertools.accumulate(map(math.prod, self._params.shapes))]
-        for x in range(0, len(self.losses) if num is None else num, size):
-            rows = held[: min(size, len(self.losses) - x)]
-            for name, shape, start, stop in zip(
-                self._params.names, self._params.shapes, offsets, offsets[1:], strict=False
-            ):
-                if name in self.factors:  # else this loss does not depend on the parameter
-                    self.factors[name].form(slice(x, x + len(rows)), rows[:, start:stop].unflatten(1, shape))
+        held = self._memory(min(size, max(1, len(self.losses))), self._params.names)
+        for x in range(0, len(self.losses) if num is None else num, len(held)):
+            rows = held[: min(len(held), len(self.losses) - x)]
+            self._form(slice(x, x + len(rows)), self._params.names, rows)
             yield x, rows
+
+    def _memory(self, num: int, names: Sequence[str]) -> Tensor:
+        width = sum(self._shapes[name].numel() for name in names)
+        return self.losses.new_zeros(num, -(-width // _ALIGNED) * _ALIGNED)[:, :width]
+
+    def _form(self, which: slice, names: Sequence[str], rows: Tensor) -> None:
+        """Writes gradients of some sentences to ``rows``, which are zeros where the losses do not depend on a parameter."""
+        start = 0
+        for name in names:
+            shape = self._shapes[name]
+            if name in self.factors:
+                self.factors[name].form(which, rows[:, start : start + shape.numel()].unflatten(1, shape))
+            start += shape.numel()
 
     def norms(self) -> Tensor:
         """(B,) float64 L2 norms."""

@@ -74,10 +74,10 @@ class Drawn:
         self.num_waiting -= 1
 
     def take(self) -> list[Any]:
-        """What came of the sentences up to the first that did not pass yet; it is then forgotten."""
+        """What came of the sentences up to the first that did not pass yet, unless that is nothing; it is then forgotten."""
         first, last = self.added, self.found.index(None) if self.num_waiting else len(self.found)
         taken, self.found[first:last], self.added = self.found[first:last], [()] * (last - first), last
-        return taken
+        return [each for each in taken if each]
 
 
 Batch = tuple[tuple[int, int], list[tuple[Drawn, int]]]

@@ -27,7 +27,8 @@ Sentences of several users share batches, of shapes in which a sentence's gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +98,7 @@ class Update(LocalUpdate):
         with one_thread():
             self._probe_rows()
             self._take_memory(total)
-        self._total, self.num_non_finite = total, 0
+        self._total = total
 
     def _probe_rows(self) -> None:
         config = self.plan.config
@@ -237,7 +238,7 @@ class Update(LocalUpdate):
             self._total.zero_()
         clip = self._sentence_clip
         unit = None if clip is None else unit_of(clip * max(1.0, float(user.weights.max(initial=0.0))))
-        self._sums.add([each for each in user.take() if each], self._total, unit)
+        self._sums.add(user.take(), self._total, unit)
         return self._total
 
     def _drawn(self, selection: UserSelection) -> Drawn:
@@ -249,24 +250,21 @@ class Update(LocalUpdate):
 
     def _take_memory(self, total: torch.Tensor) -> None:
         """Takes what a round takes at most, whoever is drawn: the largest batch, and what waits for its sum beside it."""
-        length, rows = max(self._rows.items(), key=lambda each: each[0] * each[1][0])
-        made_up = self.task.made_up(length, self._vocab_size, np.random.default_rng(0))
-        user = UserSelection(0, np.arange(rows[0]), np.ones(rows[0], np.float32), rows[0])
+        length, rows = max(((length, rows[0]) for length, rows in self._rows.items()), key=math.prod)
+        sentence = self.task.made_up(length, self._vocab_size, np.random.default_rng(0))
         for again in (0, 1):
             size = again * self._most_held * 5 // 4  # allocators leave gaps
             beside = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
-            drawn = Drawn.of(user, [length] * rows[0])
-            self._run(((rows[0], length), [(drawn, at) for at in range(rows[0])]), 0, lambda _: made_up)
-            self._most_held = min(self._most_held, _MOST_BATCHES * _num_held([drawn]))
-            self._sums.add([each for each in drawn.take() if each], total, None)
+            batch = self._measured(0, [sentence] * rows, range(rows), (rows, length))
+            self._most_held = min(self._most_held, _MOST_BATCHES * batch.num_held)
+            self._sums.add([(batch, x, 1.0) for x in range(rows)], total, None)
             del beside
 
-    def _run(self, batch: Batch, round_index: int, sentence: Callable[[int], np.ndarray] | None = None) -> None:
+    def _run(self, batch: Batch, round_index: int) -> None:
         """Passes a batch, and gives each user what came of its sentences, with minus the factor that clips and weighs it."""
-        sentence = sentence or self.sentence
         shape, sentences = batch
         numbers = [int(user.numbers[at]) for user, at in sentences]
-        found = self._measured(round_index, [sentence(x) for x in numbers], numbers, shape)
+        found = self._measured(round_index, [self.sentence(x) for x in numbers], numbers, shape)
         lengths = found.lengths[: len(numbers)]
         weights = np.array([user.weights[at] for user, at in sentences])
         factors = self.plan.sentence_factors(lengths, weights, self._sentence_clip).tolist()

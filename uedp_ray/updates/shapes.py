@@ -150,14 +150,15 @@ def agreeing_rows(
             number = np.where(mine, which, num + row)
             spoilt = [0.0 if own else (float("nan"), 0.0, 1e30, 0.0)[x // 2 % 4] for x, own in enumerate(mine)]
             with _spoilt(model, spoilt):
-                kept = [each.view(each.shape[0], -1) for each in run(filled, number.tolist(), (rows, length))]
+                kept = [each.reshape(len(each), -1) for each in run(filled, number.tolist(), (rows, length))]
             for n in range(num):
                 at = np.flatnonzero(mine & (which == n))
                 if same and len(at):
                     own = [each[at] for each in kept]  # at once: a GPU would wait for each row
-                    first_seen = bits.setdefault(n, [each[0].clone() for each in own])
+                    integers = [each.view(torch.int32) for each in own]
+                    first_seen = bits.setdefault(n, [each[0].clone() for each in integers])
                     same = all(bool(each.isfinite().all()) for each in own) and all(
-                        torch.equal(each, seen.expand_as(each)) for each, seen in zip(own, first_seen, strict=True)
+                        torch.equal(each, seen.expand_as(each)) for each, seen in zip(integers, first_seen, strict=True)
                     )
             if not same:
                 break
