@@ -91,9 +91,9 @@ def cpu_seconds(apart: bool) -> float:
     """Of this process, and of those that it has started."""
     if not apart:
         return time.process_time()
-    from one_round import processes
+    import processes
 
-    return processes.cpu_seconds()
+    return sum(map(processes.cpu_seconds, processes.family()))
 
 
 def timed(name: str, method: Round, work: Workload, round_index: int) -> tuple[float, float]:
@@ -150,9 +150,9 @@ def peak_memory(name: str, options: list[str]) -> float:
     """MiB, of a round in a process of its own."""
     apart = Apart(name, options)
     if METHODS[name].apart:
-        from one_round import processes
+        import processes
 
-        with processes.watched(apart.process.pid) as most:
+        with processes.memory_of_family(apart.process.pid) as most:
             apart.ask(1)
         (peak,) = most
     else:

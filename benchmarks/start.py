@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from processes import cpu_of_family, cpu_seconds
 
 from uedp_ray.config import SourceConfig
 from uedp_ray.corpus.prepare import prepare
@@ -121,30 +122,17 @@ def until(file: Path, *command: object) -> float:
         while not file.exists():
             assert process.poll() is None, command
             time.sleep(MOMENT / 4)
-        taken = of_process(psutil.Process(process.pid))
+        taken = cpu_seconds(psutil.Process(process.pid))
         process.kill()
     return taken
 
 
 def with_all(*command: object) -> float:
     """CPU seconds of a command and of all processes below it, as last seen."""
-    seen: dict[psutil.Process, float] = {}
-    with started(*command) as process:
-        first = psutil.Process(process.pid)
-        while process.poll() is None:
-            for each in {*seen, first, *first.children(recursive=True)}:
-                seen[each] = max(seen.get(each, 0.0), of_process(each))
-            time.sleep(MOMENT)
-        assert process.returncode == 0, command
-    return sum(seen.values())
-
-
-def of_process(process: psutil.Process) -> float:
-    try:
-        used = process.cpu_times()
-    except psutil.NoSuchProcess:
-        return 0.0
-    return float(used.user + used.system)
+    with started(*command) as process, cpu_of_family(process.pid, MOMENT) as seen:
+        process.wait()
+    assert process.returncode == 0, command
+    return sum(seconds for _, seconds in seen.values())
 
 
 if __name__ == "__main__":

@@ -20,16 +20,17 @@ import argparse
 import dataclasses
 import os
 import tempfile
-import threading
 import time
-from collections import Counter
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+import psutil
 import torch
+from processes import cpu_of_family
 
 from uedp_ray.config import PretrainConfig, load_config
 from uedp_ray.reporting import Reporter
@@ -39,6 +40,8 @@ from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import warm_started
 from uedp_ray.training.texts import prepare_corpora
+
+RECIPE = Path(__file__).parents[1] / "sweeps" / "quickstart.yaml"
 
 
 class Phases(Reporter):
@@ -52,48 +55,14 @@ class Phases(Reporter):
         self.at[line.partition(":")[0].partition(",")[0]] = time.perf_counter() - self._made
 
 
-class Descendants(threading.Thread):
-    """CPU seconds of this process and all below it, by what they are, as far as they were seen before they ended."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._seen: dict[tuple[str, int], float] = {}
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        while not self._ended.wait(0.5):
-            self._look()
-
-    def _look(self) -> None:
-        found = {}
-        for path in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                name, _, rest = (path / "stat").read_text().partition("(")[2].rpartition(")")
-                fields = rest.split()
-                found[int(path.name)] = (
-                    name,
-                    int(fields[1]),
-                    (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
-                )
-        below = {os.getpid()}
-        while more := {pid for pid, (_, parent, _) in found.items() if parent in below} - below:
-            below |= more
-        for pid in below & found.keys():
-            name, _, taken = found[pid]
-            what = "driver" if pid == os.getpid() else "trials" if name.startswith("ray::Implicit") else "beside"
-            what = "winner" if name.startswith("ray::_answer") else what
-            self._seen[what, pid] = taken
-
-    def end(self) -> dict[str, float]:
-        self._ended.set()
-        self.join()
-        total = Counter[str]()
-        for (what, _), taken in self._seen.items():
-            total[what] += taken
-        return total
-
-
-RECIPE = Path(__file__).parents[1] / "sweeps" / "quickstart.yaml"
+def by_kind(seen: Mapping[psutil.Process, tuple[str, float]]) -> dict[str, float]:
+    """CPU seconds of the processes below this one, by what they are."""
+    taken = defaultdict[str, float](float)
+    for process, (name, seconds) in seen.items():
+        if process.pid != os.getpid():
+            known = {"ray::Implicit": "trials", "ray::_answer": "winner"}
+            taken[next((kind for start, kind in known.items() if name.startswith(start)), "beside")] += seconds
+    return taken
 
 
 def main() -> None:
@@ -106,12 +75,13 @@ def main() -> None:
         config = load_sweep_config(RECIPE, [f"search.trials={trials}", "references.noiseless=null"])
         base = warm_started(prepare_corpora(config.base, work / "corpora"), work / "public")
         config = dataclasses.replace(config, base=dataclasses.replace(base, pretrain=PretrainConfig()))
-        phases, below, own = Phases(), Descendants(), time.process_time()
-        below.start()
+        phases, own = Phases(), time.process_time()
         started = time.perf_counter()
-        answer = sweep(config, work / "sweep", reporter=phases)
+        with cpu_of_family() as seen:
+            answer = sweep(config, work / "sweep", reporter=phases)
         whole = time.perf_counter() - started
-        taken = below.end() | {"driver": time.process_time() - own}
+        taken = by_kind(seen)
+        taken["driver"] = time.process_time() - own
         own = time.process_time()
         bare = sum(_bare(Path(row["run_dirs"][0]), work) for row in answer["trials"])
         alone = time.process_time() - own

@@ -30,8 +30,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, 
 from flwr.simulation import run_simulation
 from torch import Tensor
 
-from one_round.users import take_steps
-from one_round.workload import Network, Workload
+from one_round.workload import Network, Workload, train_user
 
 client = ClientApp()
 
@@ -51,7 +50,7 @@ def train(message: Message, context: Context) -> Message:
             network.params.tensors, message.content["arrays"].to_torch_state_dict().values(), strict=True
         ):
             tensor.copy_(value)
-    take_steps(network, config["user"], config["server-round"])
+    train_user(network, config["user"], config["server-round"])
     content = {"arrays": _arrays(network), "metrics": MetricRecord({"num-examples": network.work.num_sentences})}
     return Message(content=RecordDict(content), reply_to=message)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from one_round.workload import Network, Workload
+from one_round.workload import Network, Workload, train_user
 from uedp_ray.plan import Plan, UserSelection
 from uedp_ray.tasks.base import Batch
 from uedp_ray.updates.base import exact_arithmetic, local_update
@@ -55,16 +55,6 @@ def _exact(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def take_steps(network: Network, user: int, round_index: int) -> None:
-    """A user's training, from the parameters that the network has."""
-    optimizer = torch.optim.SGD(network.params.tensors, lr=network.work.local_learning_rate)
-    for numbers in network.work.steps(user, round_index):
-        optimizer.zero_grad()
-        network.losses(network.batch(numbers)).mean().backward()
-        optimizer.step()
-    optimizer.zero_grad()
-
-
 class ByHand:
     """What a script does instead: load the weights, train, subtract, clip, add."""
 
@@ -76,7 +66,7 @@ class ByHand:
         total = torch.zeros_like(network.start)
         for user in users:
             network.params.set(network.start)
-            take_steps(network, user, round_index)
+            train_user(network, user, round_index)
             change = network.params.get().sub_(network.start)
             total.add_(change, alpha=min(1.0, network.work.user_clip / float(change.norm())))
         return total

@@ -186,6 +186,21 @@ def sentence_losses(logits: Tensor, targets: Tensor) -> Tensor:
     return each.view_as(targets).sum(1) / (targets != IGNORED).sum(1)
 
 
+def take_steps(network: Network, batches: list[np.ndarray], learning_rate: float) -> None:
+    """A step of SGD a batch of sentences, from the parameters that the network has."""
+    optimizer = torch.optim.SGD(network.params.tensors, lr=learning_rate)
+    for numbers in batches:
+        optimizer.zero_grad()
+        network.losses(network.batch(numbers)).mean().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+def train_user(network: Network, user: int, round_index: int) -> None:
+    """A user's training, from the parameters that the network has."""
+    take_steps(network, network.work.steps(user, round_index), network.work.local_learning_rate)
+
+
 class Plain:
     """Training that knows no users."""
 
@@ -195,12 +210,7 @@ class Plain:
     def __call__(self, users: list[int], round_index: int) -> None:
         network = self.network
         network.params.set(network.start)
-        optimizer = torch.optim.SGD(network.params.tensors, lr=1e-4)
-        for numbers in network.work.batches(users, network.work.batch_size):
-            optimizer.zero_grad()
-            network.losses(network.batch(numbers)).mean().backward()
-            optimizer.step()
-        optimizer.zero_grad()
+        take_steps(network, network.work.batches(users, network.work.batch_size), 1e-4)
 
 
 class Exactly:
