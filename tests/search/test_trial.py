@@ -17,6 +17,7 @@ from tests.search.sweeps import sweep_config
 from uedp_ray.config import SourceConfig, dump_config, load_config
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
+from uedp_ray.search import trial
 from uedp_ray.search.feasibility import alone
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.searcher import StudySearcher
@@ -101,7 +102,8 @@ def test_a_trial_that_was_stopped_is_not_trained_on_by_itself(folder):
     assert run(folder)[-1]["outcome"] == "done"
 
 
-def test_trials_on_public_text_may_protect_different_categories_of_one_corpus(folder, corpora, tmp_path):
+def test_trials_on_public_text_may_protect_different_categories_of_one_corpus(folder, corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr(trial, "drop_ended", lambda run: None)
     search = {"selection": "public", "public": {"corpus.source": {"format": "synthetic", "num_users": 20}}}
     space = {"corpus.categories": {"choice": [["person"], ["person", "org"], []]}}
     sweep = sweep_config(corpora, tmp_path, space=space, search=search)
