@@ -30,6 +30,7 @@ from uedp_ray.models.trainable import select_trainable
 from uedp_ray.tasks.base import IGNORED, Batch
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.updates.base import seed_of
+from uedp_ray.updates.weighted import ROOM
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Workload:
                 "noise_multiplier": 1.0,
                 "user_sampling_prob": self.user_sampling_prob,
                 "l2_clip_norm": self.user_clip,
-                "sentence_clip_norm": self.sentence_clip if sentences else None,
+                "sentence_clip_norm": self.sentence_clip * (1.0 + ROOM) if sentences else None,  # it uses so much less
             },
             "bounds": {"holder_bound": "truncate", "entity_bound": "truncate"},
             "model": {

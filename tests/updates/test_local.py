@@ -15,6 +15,7 @@ from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.updates import gradient
 from uedp_ray.updates.base import local_update, seed_of
+from uedp_ray.updates.weighted import ROOM
 
 KEY = b"sampling key of a test"
 AWD = {"architecture": "awd_lstm", "num_layers": 2, "hidden_size": 6, "embedding_size": 5, "max_length": 10}
@@ -87,9 +88,9 @@ def naive_gradient_sum(worker, corpus):
         update = torch.zeros_like(result)
         for sentence, weight in zip(selection.sentences, selection.weights, strict=True):
             gradient = sentence_gradient(worker, corpus, sentence)
-            norm = float(gradient.norm())
-            clipped["sentence"] += norm > privacy.sentence_clip_norm
-            update -= float(weight) * min(1.0, privacy.sentence_clip_norm / norm) * gradient
+            clip, norm = privacy.sentence_clip_norm / (1 + ROOM), float(gradient.norm())
+            clipped["sentence"] += norm > clip
+            update -= float(weight) * min(1.0, clip / norm) * gradient
         norm = float(update.norm())
         clipped["user"] += norm > privacy.l2_clip_norm
         result += update * min(1.0, privacy.l2_clip_norm / max(norm, 1e-30))
@@ -290,3 +291,11 @@ def test_the_memory_of_a_round_is_taken_before_the_first_whoever_is_drawn(corpus
         update.sum_updates(worker.parameters, cohort, 0)
         assert getattr(update, "_total", None) is held
     assert all(rows * length <= math.prod(most) for rows, length in shapes)
+
+
+def test_a_weight_above_one_is_refused(corpus):
+    worker = TinyWorker(config_of())
+    user = selections(worker, corpus)[0]
+    heavy = user._replace(weights=user.weights * np.float32(1.5))
+    with pytest.raises(ValueError, match="a sentence weighs more than 1"):
+        update_of(worker, corpus).sum_updates(worker.parameters, [heavy], 0)

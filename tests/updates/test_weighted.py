@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from uedp_ray.models.factors import Factors
 from uedp_ray.models.gradients import SentenceGradients, sentence_gradients
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.updates import weighted as module_under_test
-from uedp_ray.updates.weighted import Measured, WeightedSums, measured, products_are_exact, unit_of
+from uedp_ray.updates.weighted import ROOM, Group, Measured, Row, WeightedSums, measured, products_are_exact, unit_of
 
 UNIT = 2.0**-27
 
@@ -25,14 +25,14 @@ UNIT = 2.0**-27
 pytestmark = pytest.mark.usefixtures("kept")
 
 
-def rows_of(batch: Measured, *which: int, weight: float = 1.0) -> list[tuple[Measured, int, float]]:
+def rows_of(batch: Measured, *which: int, weight: float = 1.0) -> list[Row]:
     return [(batch, x, weight / float(batch.lengths[x])) for x in which if batch.lengths[x] > 0]
 
 
-def summed(sums: WeightedSums, num: int, rows: list[tuple[Measured, int, float]], unit: float | None = UNIT) -> Tensor:
-    device = rows[0][0].formed.device if rows else torch.device("cpu")
-    total = torch.zeros(num, dtype=torch.float64, device=device)
-    sums.add(rows, total, unit)
+def summed(sums: WeightedSums, num: int, rows: list[Row], unit: float | None = UNIT, *, together: int = 1) -> Tensor:
+    """``together``: sentences of a group."""
+    total = torch.zeros(num, dtype=torch.float64, device=rows[0][0].formed.device)
+    sums.add([Group(rows[n : n + together], 1.0) for n in range(0, len(rows), together)], total, unit)
     return total
 
 
@@ -56,9 +56,10 @@ def test_a_weighted_sum_is_that_of_one_backward_pass_per_sentence(network, part,
     torch.testing.assert_close(found.lengths, norms, rtol=1e-10 if dtype == torch.float64 else 1e-3, atol=1e-10)
     weights = np.random.default_rng(0).uniform(0.1, 2.0, len(LENGTHS))
     rows = [(found, x, -weight) for x, weight in enumerate(weights)]
-    total = summed(WeightedSums(params, torch.device(device)), params.num, rows, None)
     by_hand = -(torch.from_numpy(weights).to(device) @ expected)
-    assert (total - by_hand).norm() <= (1e-10 if dtype == torch.float64 else 1e-5) * by_hand.norm()
+    for together in (1, 3):
+        total = summed(WeightedSums(params, torch.device(device)), params.num, rows, None, together=together)
+        assert (total - by_hand).norm() <= (1e-10 if dtype == torch.float64 else 1e-5) * by_hand.norm()
 
 
 def factored(left: Tensor, right: Tensor, ids: Tensor | None = None, rows: Tensor | None = None) -> Iterator[Factors]:
@@ -118,6 +119,53 @@ def test_no_vector_is_longer_than_its_length_says(sizes, kind):
         assert longest > 0.998, "lengths are far too long"
 
 
+def worst_rounding(whole: int, gradients: Tensor) -> Callable[..., Tensor]:
+    """A product that is off by as much as may be: longer if it is of ``whole`` positions, and shorter if of fewer."""
+
+    def product(one: Tensor, other: Tensor, out: Tensor) -> Tensor:
+        exact, most = one.double() @ other.double(), one.double().abs() @ other.double().abs()
+        most *= module_under_test._gamma(one.shape[1] + 2, 2.0**-24)
+        return out.copy_(exact + (most if one.shape[1] == whole else -most) * gradients.sign() * exact.sum().sign())
+
+    return product
+
+
+@pytest.mark.parametrize("rounding", ["of the machine", "worst"])
+@pytest.mark.parametrize("cancelling", [0.0, 0.9, 0.93, 0.95, 0.999])
+def test_a_sentence_less_moves_its_group_by_no_more_than_its_weight(cancelling, rounding, monkeypatch):
+    """However much of a gradient cancels, and so however much rounding there is beside it: some groups are formed together,
+    some are not, and of some this depends on who is there."""
+    made_up, positions = torch.Generator().manual_seed(0), 8
+    ids = torch.randint(0, 70, (4, positions), generator=made_up)
+    left, right = (torch.rand(4, positions, n, generator=made_up) + 0.5 for n in (70, 40))
+    rows = torch.rand(4, positions, 40, generator=made_up)
+    left[:, 1::2], right[:, 1::2] = (
+        left[:, ::2],
+        -cancelling * right[:, ::2],
+    )  # each outer product, and all but some again
+    (factors,) = factored(left, right, ids, rows * (1 - cancelling))
+    batch, params = of_factors(factors)
+    factors.form(slice(None), gradients := torch.empty(4, 70, 40))
+    if rounding == "worst":
+        monkeypatch.setattr(torch, "mm", worst_rounding(4 * positions, gradients.sum(0)))
+    weights, least = [0.3, 0.49, 0.4, 0.26], 0.25 / (1 + ROOM)
+    sums, found = WeightedSums(params, torch.device("cpu")), {}
+    joined = set()
+    for there in itertools.chain.from_iterable(itertools.combinations(range(4), n) for n in range(5)):
+        group = [(batch, x, weights[x] * (1 - 1e-6) / (1 + ROOM) / float(batch.lengths[x])) for x in there]
+        joined |= {sums._may_join([(b, x, f / UNIT) for b, x, f in group], least / UNIT)} if len(there) > 1 else set()
+        sums.add([Group(group, least)], total := torch.zeros(params.num, dtype=torch.float64), UNIT)
+        found[there] = total
+    nearest = 0.0
+    for there, fewer in itertools.product(found, found):
+        if set(fewer) < set(there):
+            bound = math.fsum(weights[x] for x in set(there) - set(fewer))
+            nearest = max(nearest, exact_norm(found[there] - found[fewer]) / bound)
+    assert nearest <= 1.0
+    assert nearest > 0.98 or cancelling == 0.999
+    assert joined == {0.0: {True}, 0.999: {False}}.get(cancelling, joined)
+
+
 @pytest.mark.parametrize("size", [64, 1 << 18])
 def test_sums_do_not_depend_on_their_order_nor_on_what_else_is_added(size, device, monkeypatch):
     """More than fit an int32 at once, in pieces and in any order."""
@@ -137,7 +185,7 @@ def test_sums_do_not_depend_on_their_order_nor_on_what_else_is_added(size, devic
     assert torch.equal(summed(sums, params.num, [rows[n] for n in order]), whole)
     total = torch.zeros_like(whole)
     for part in (rows[:5], rows[5:6], rows[6:]):
-        sums.add(part, total, UNIT)
+        sums.add([Group([row], 1.0) for row in part], total, UNIT)
     assert torch.equal(total, whole)
     steps = whole / UNIT
     assert torch.equal(steps, steps.round())

@@ -29,9 +29,12 @@ Which batch a sentence is in, and beside which others, must not change its gradi
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,18 +42,26 @@ import numpy as np
 from uedp_ray.plan import UserSelection
 from uedp_ray.updates.shapes import split
 
+_TOGETHER = 4
+"""Numbers of sentences in a group."""
+
 
 @dataclass(eq=False)
 class Drawn:
-    """A user whose sentences are passed: by padded length, then by number, an order that no other user changes.
+    """A user whose sentences are passed, in groups of like numbers and weights, which no other user changes, and no
+    sentence's absence but by that sentence.
 
-    ``found``: what came of each, as far as it passed; the first ``added`` of them are summed, and forgotten.
+    ``starts``: where groups begin, and where the last one ends. ``found``: what came of each sentence, as far as it passed;
+    the first ``added`` of them are summed, and forgotten.
     """
 
     selection: UserSelection
     lengths: list[int]
     numbers: np.ndarray
     weights: np.ndarray
+    starts: list[int]
+    place: int = 0
+    """Among users."""
     found: list[Any] = field(init=False)
     num_waiting: int = field(init=False)
     added: int = 0
@@ -62,22 +73,28 @@ class Drawn:
     @classmethod
     def of(cls, selection: UserSelection, lengths: Sequence[int]) -> Drawn:
         """``lengths``: the padded one of each of its sentences."""
-        padded = np.asarray(lengths, np.int64)
-        order = np.lexsort((selection.sentences, padded))
-        return cls(
-            selection, padded[order].tolist(), selection.sentences[order], selection.weights[order].astype(np.float64)
-        )
+        weights = selection.weights.astype(np.float64)
+        exponents, blocks = np.frexp(weights)[1], selection.sentences // _TOGETHER
+        order = np.lexsort((selection.sentences, exponents, blocks))
+        new = (np.diff(blocks[order]) != 0) | (np.diff(exponents[order]) != 0)
+        starts = [0, *(np.flatnonzero(new) + 1).tolist(), len(order)] if len(order) else [0]
+        padded = np.asarray(lengths, np.int64)[order].tolist()
+        return cls(selection, padded, selection.sentences[order], weights[order], starts)
 
     def give(self, at: int, found: Any) -> None:
         """Files what came of a sentence, not None."""
         self.found[at] = found
         self.num_waiting -= 1
 
-    def take(self) -> list[Any]:
-        """What came of the sentences up to the first that did not pass yet, unless that is nothing; it is then forgotten."""
-        first, last = self.added, self.found.index(None) if self.num_waiting else len(self.found)
-        taken, self.found[first:last], self.added = self.found[first:last], [()] * (last - first), last
-        return [each for each in taken if each]
+    def take(self) -> list[tuple[float, list[Any]]]:
+        """Groups up to the first of which a sentence did not pass yet: a power of two that no weight is below, and none
+        twice as much, and what came of the sentences, unless that is nothing. It is then forgotten."""
+        whole = bisect_right(self.starts, self.found.index(None) if self.num_waiting else len(self.found))
+        taken = []
+        for first, last in pairwise(self.starts[bisect_left(self.starts, self.added) : whole]):
+            found, self.found[first:last], self.added = self.found[first:last], [()] * (last - first), last
+            taken.append((math.ldexp(0.5, math.frexp(self.weights[first])[1]), [each for each in found if each]))
+        return taken
 
 
 Batch = tuple[tuple[int, int], list[tuple[Drawn, int]]]
@@ -94,6 +111,7 @@ class Batches:
 
     def add(self, user: Drawn) -> None:
         """Puts a user last."""
+        user.place = self.users[-1].place + 1 if self.users else 0
         self.users.append(user)
         for at, length in enumerate(user.lengths):
             self._waiting[length].append((user, at))
@@ -108,11 +126,14 @@ class Batches:
         return done
 
     def full(self) -> Batch | None:
-        """A batch without empty rows, if there are as many sentences of a length."""
-        for length, waiting in self._waiting.items():
-            if len(waiting) >= self._rows[length][0]:
-                return self._of(length)
-        return None
+        """A batch without empty rows, if there are as many sentences of a length: of those that came first."""
+        full = [length for length, waiting in self._waiting.items() if len(waiting) >= self._rows[length][0]]
+
+        def came(length: int) -> tuple[int, int]:
+            user, at = self._waiting[length][0]
+            return user.place, at
+
+        return self._of(min(full, key=came)) if full else None
 
     def of_first(self) -> Batch:
         """A batch that the first user waits for."""

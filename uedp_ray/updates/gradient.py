@@ -28,6 +28,7 @@ Sentences of several users share batches, of shapes in which a sentence's gradie
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,14 +54,23 @@ from uedp_ray.updates.shapes import (
     row_counts,
     rows_are_apart,
 )
-from uedp_ray.updates.weighted import MOST_SENTENCES, Measured, WeightedSums, measured, products_are_exact, unit_of
+from uedp_ray.updates.weighted import (
+    MOST_SENTENCES,
+    ROOM,
+    Group,
+    Measured,
+    WeightedSums,
+    measured,
+    products_are_exact,
+    unit_of,
+)
 
-_HELD = 3 << 26
-"""Numbers of batches that wait for their sums (768 MiB of float32), and so the users who share batches; more on a GPU that
+_HELD = 1 << 27
+"""Numbers of batches that wait for their sums (512 MiB of float32), and so the users who share batches; more on a GPU that
 has the memory."""
 _MOST_BATCHES = 64
 """That wait: more would fill no more rows."""
-_CPU_TOKENS = 512
+_CPU_TOKENS = 256
 """Padded tokens of a batch on a CPU: more would be no faster and leave more rows empty."""
 _MOST_BESIDE = 64
 """Sentences of a batch in which losses are compared."""
@@ -79,10 +89,12 @@ class Update(LocalUpdate):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._masked = next((m for m in self.model.modules() if isinstance(m, PerSentenceMasks)), None)
-        self._sentence_clip = self.plan.sentence_clip(self.params.num)
+        clip = self.plan.sentence_clip(self.params.num)
+        self._sentence_clip = None if clip is None else clip / (1.0 + ROOM)
         self._rows: dict[int, list[int]] = {}
         self._sums = WeightedSums(self.params, self.device)
         self._total: torch.Tensor | None = None
+        self._held: weakref.WeakSet[Measured] = weakref.WeakSet()
         self._most_held = _HELD
         if self.device.type == "cuda":
             self._most_held = max(_HELD, torch.cuda.mem_get_info(self.device)[0] // 16)  # a quarter of what is free
@@ -214,11 +226,9 @@ class Update(LocalUpdate):
         with one_thread():
             for selection in selections:
                 batches.add(self._drawn(selection))
-                while (batch := batches.full()) is not None:
+                yield from self._complete(batches)  # of no sentence
+                while (batch := batches.of_first() if self._is_short(batches) else batches.full()) is not None:
                     self._run(batch, round_index)
-                yield from self._complete(batches)
-                while batches.users and _num_held(batches.users) > self._most_held:
-                    self._run(batches.of_first(), round_index)
                     yield from self._complete(batches)
             while batches.users:
                 self._run(batches.of_first(), round_index)
@@ -228,8 +238,12 @@ class Update(LocalUpdate):
         """Yields users who are complete. If memory is short even so, adds what there is of the first."""
         while (user := batches.pop_complete()) is not None:
             yield user.selection, self._sum(user)
-        if batches.users and _num_held(batches.users) > self._most_held:
+        if self._is_short(batches):
             self._sum(batches.users[0])
+
+    def _is_short(self, batches: Batches) -> bool:
+        """Whether as many numbers wait for their sums as may."""
+        return bool(batches.users) and sum(each.num_held for each in self._held) > self._most_held
 
     def _sum(self, user: Drawn) -> torch.Tensor:
         """Adds what came of a user's sentences to what is summed of it."""
@@ -237,14 +251,16 @@ class Update(LocalUpdate):
         if not user.added:
             self._total.zero_()
         clip = self._sentence_clip
-        unit = None if clip is None else unit_of(clip * max(1.0, float(user.weights.max(initial=0.0))))
-        self._sums.add(user.take(), self._total, unit)
+        groups = [Group(rows, math.inf if clip is None else clip * weight) for weight, rows in user.take()]
+        self._sums.add(groups, self._total, None if clip is None else unit_of(clip))
         return self._total
 
     def _drawn(self, selection: UserSelection) -> Drawn:
         if selection.num_held > MOST_SENTENCES:
             remedy = f"a user has more sentences than a sum is exact for, {MOST_SENTENCES:,}: set it"
             raise InputError("bounds.max_sentences_per_user", None, remedy)
+        if selection.weights.max(initial=0.0) > 1.0:
+            raise ValueError("a sentence weighs more than 1: its vector might not fit the integers that it is added in")
         longest = self.plan.config.model.max_length
         return Drawn.of(selection, [padded_length(length, longest) for length in self._lengths(selection.sentences)])
 
@@ -257,7 +273,7 @@ class Update(LocalUpdate):
             beside = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
             batch = self._measured(0, [sentence] * rows, range(rows), (rows, length))
             self._most_held = min(self._most_held, _MOST_BATCHES * batch.num_held)
-            self._sums.add([(batch, x, 1.0) for x in range(rows)], total, None)
+            self._sums.add([Group([(batch, x, 1.0) for x in range(rows)], math.inf)], total, None)
             del beside
 
     def _run(self, batch: Batch, round_index: int) -> None:
@@ -265,6 +281,7 @@ class Update(LocalUpdate):
         shape, sentences = batch
         numbers = [int(user.numbers[at]) for user, at in sentences]
         found = self._measured(round_index, [self.sentence(x) for x in numbers], numbers, shape)
+        self._held.add(found)
         lengths = found.lengths[: len(numbers)]
         weights = np.array([user.weights[at] for user, at in sentences])
         factors = self.plan.sentence_factors(lengths, weights, self._sentence_clip).tolist()
@@ -309,9 +326,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _num_held(users: Iterable[Drawn]) -> int:
-    """Numbers in memory that wait for their sums."""
-    held = {id(each[0]): each[0] for user in users for each in user.found if each}
-    return sum(each.num_held for each in held.values())

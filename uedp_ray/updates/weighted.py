@@ -6,7 +6,7 @@
     >>> from uedp_ray.models.build import build_model
     >>> from uedp_ray.models.gradients import sentence_gradients
     >>> from uedp_ray.models.parameters import FlatParameters
-    >>> from uedp_ray.updates.weighted import WeightedSums, measured
+    >>> from uedp_ray.updates.weighted import ROOM, Group, WeightedSums, measured
     >>> from uedp_ray.tasks.next_word import NextWord
     >>> config = ModelConfig(max_length=8, num_layers=1, hidden_size=32, num_heads=2)
     >>> model = build_model(config, vocab_size=90, bos_id=0, eos_id=0, seed=0)
@@ -17,26 +17,33 @@
     >>> bool((batch.lengths >= norms).all()), bool((batch.lengths < 1.001 * norms).all())    # (B,) float64
     (True, True)
     >>> sums, unit = WeightedSums(params, torch.device("cpu")), 2.0**-27
-    >>> def summed(*rows):
+    >>> rows = [(batch, x, 1 / float(batch.lengths[x])) for x in range(2)]
+    >>> def summed(*groups):
     ...     total = torch.zeros(params.num, dtype=torch.float64)
-    ...     sums.add([(batch, x, 1 / float(batch.lengths[x])) for x in rows], total, unit)
+    ...     sums.add([Group(group, least=1.0) for group in groups], total, unit)
     ...     return total
-    >>> bool(summed(0).norm() <= 1), torch.equal(summed(0, 1), summed(1) + summed(0))
+    >>> alone = [summed([row]) for row in rows]
+    >>> bool(alone[0].norm() <= 1), torch.equal(summed(*[[row] for row in rows]), alone[1] + alone[0])
     (True, True)
+    >>> bool((summed(rows) - alone[1]).norm() <= 1 + ROOM)    # formed together
+    True
 
-Each sentence's weighted gradient is formed in the type of the factors, truncated toward zero to multiples of a unit, and
-added as an integer. So a sentence less changes a sum by that sentence's vector, whatever else is in it. Of a large parameter
-the vector is formed in pieces that stay in a CPU's cache, for one user after the other: nowhere are there gradients of many
-sentences, each as long as the network. What a length covers is proved in docs/accounting.md, "Floating point".
+A group of sentences is formed as one product, in the type of the factors, truncated toward zero to multiples of a unit, and
+added as integers. So a sentence less changes nothing that other groups add. It changes how its own group is rounded, by no
+more than ``ROOM``: where that is not sure, each sentence of the group is formed alone. Of a large parameter a group is
+formed in pieces that stay in a CPU's cache, for one user after the other: nowhere are there gradients of many sentences,
+each as long as the network. What a length covers, and ``ROOM``, is proved in docs/accounting.md, "Floating point".
 
 Shape legend: B sentences, T positions, P flattened trainable parameters; of one parameter matrix: I rows, J columns.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +61,8 @@ _MOST = (1 << 31 - _BITS) - 1
 """So many of them fit an int32."""
 MOST_SENTENCES = 1 << 53 - _BITS
 """And so many a float64."""
+ROOM = 2.0**-10
+"""A share of the least that a sentence of a group may add: what one less may do, beside, to the rounding of the others."""
 _ALIGNED = 64
 """Bytes. Kernels order their sums by where an operand begins in a cache line."""
 
@@ -68,20 +77,24 @@ def unit_of(length: float) -> float:
     return math.ldexp(1.0, math.frexp(length)[1] - _BITS)
 
 
-@dataclass
+@dataclass(eq=False)
 class Measured:
     """What is kept of a batch's gradients until they are summed: factors, and (B, F) ``formed``, which has the parameters
     ``names`` side by side. ``lengths`` (B,) float64: w / length times a gradient is no longer than w (1 + 1e-6) as
-    ``WeightedSums`` adds it; not finite if a gradient is not."""
+    ``WeightedSums`` adds it; not finite if a gradient is not. ``magnitudes`` (B,) float64: of the terms that the products
+    add up, by which rounding is bounded; ``positions``: their number."""
 
     kept: dict[str, Factors]
     names: tuple[str, ...]
     formed: Tensor
     lengths: Tensor
+    magnitudes: Tensor
+    positions: int
 
     def __iter__(self) -> Iterator[Tensor]:
         """All that is kept, each (B, ...)."""
         yield self.lengths
+        yield self.magnitudes
         yield self.formed
         for each in self.kept.values():
             for entries in (each.left, each.right, each.ids, each.rows):
@@ -109,8 +122,8 @@ def measured(gradients: SentenceGradients, params: FlatParameters) -> Measured:
             positions = max(positions, each.left[0].shape[1])
     u = torch.finfo(formed.dtype).eps / 2
     squares = torch.where(squares.isfinite(), squares.clamp_min(0.0), math.inf)  # -inf is no length of 0
-    lengths = (squares + 2.5 * _gamma(terms + 8, u) * rounded).sqrt()
-    return Measured(kept, names, formed, lengths + _gamma(positions + 8, u) * rounded.sqrt())
+    lengths, magnitudes = (squares + 2.5 * _gamma(terms + 8, u) * rounded).sqrt(), rounded.sqrt()
+    return Measured(kept, names, formed, lengths + _gamma(positions + 8, u) * magnitudes, magnitudes, positions)
 
 
 def _gamma(terms: int, u: float) -> float:
@@ -136,6 +149,21 @@ def products_are_exact(params: FlatParameters, device: torch.device) -> bool:
     return True
 
 
+Row = tuple[Measured, int, float]
+"""A batch, one of its sentences, and what its gradient is multiplied by."""
+
+
+class Group(NamedTuple):
+    """Sentences that are formed together. ``least``: a length that any one of them may have.
+
+    If one is missing, the sum moves by no more than that one's length, or the most that it may have, and ``ROOM`` times
+    ``least``. Which sentences may be in one group must not depend on which of them are there.
+    """
+
+    rows: Sequence[Row]
+    least: float
+
+
 class WeightedSums:
     """Adds weighted gradients of sentences to a vector, with memory for one piece of it."""
 
@@ -146,34 +174,49 @@ class WeightedSums:
         self._steps, self._sums = (torch.empty(0, dtype=torch.int32, device=device) for _ in range(2))
 
     @torch.no_grad()
-    def add(self, rows: Sequence[tuple[Measured, int, float]], total: Tensor, unit: float | None) -> None:
-        """Adds weight times gradient x of each (batch, x, weight), truncated to multiples of ``unit``, to (P,) float64.
+    def add(self, groups: Sequence[Group], total: Tensor, unit: float | None) -> None:
+        """Adds the gradients of all rows, each multiplied, to (P,) float64, truncated to multiples of ``unit``.
 
         Each must be no longer than 2^27 units. ``None``: nothing is truncated; sums are rounded in float64, in the order of
-        ``rows``, and claim nothing. A sentence's vector is formed by itself, so that its bits are its own: several at once
-        would be filled up to each other's lengths, or computed by a kernel for as many.
+        ``groups``, and claim nothing. What a group adds has the same bits whatever else is added.
         """
-        scaled = [(batch, x, weight if unit is None else weight / unit) for batch, x, weight in rows]
+        together: list[list[Row]] = []
+        layouts: dict[tuple[str, ...], list[_Formed]] = {}
+        for rows, least in groups:
+            scaled = [(batch, x, factor if unit is None else factor / unit) for batch, x, factor in rows]
+            for batch, x, factor in scaled:
+                if batch.names:
+                    layouts.setdefault(batch.names, []).append(_Formed(batch.formed[x], factor))
+            kept = [row for row in scaled if row[0].kept]
+            joined = unit is None or self._may_join(kept, least / unit)
+            together += [kept] if joined else [[row] for row in kept]
         for name, whole in self._params.split(total).items():
-            kept = [(batch.kept[name], x, weight) for batch, x, weight in scaled if name in batch.kept]
-            if kept and kept[0][0].left:
+            parts = [
+                [(batch.kept[name], x, factor) for batch, x, factor in rows if name in batch.kept] for rows in together
+            ]
+            parts = [part for part in parts if part]
+            if parts and parts[0][0][0].left:
                 step = max(1, self._size // whole.shape[1])
-                self._sum([_Product(each, x, weight, step) for each, x, weight in kept], whole, step, unit)
+                self._sum([_Product(part, step) for part in parts], whole, step, unit)
             else:
-                for each, x, weight in kept:
-                    rounded = each.rows[0][x] * weight
+                for each, x, factor in itertools.chain.from_iterable(parts):
+                    rounded = each.rows[0][x] * factor
                     rounded = rounded.double() if unit is None else rounded.to(torch.int32).double()
                     whole.index_add_(0, each.ids[0][x], rounded, alpha=unit or 1.0)
-        layouts: dict[tuple[str, ...], list[_Formed]] = {}
-        for batch, x, weight in scaled:
-            if batch.names:
-                layouts.setdefault(batch.names, []).append(_Formed(batch.formed[x], weight))
         for names, formed in layouts.items():
             views = [view.view(-1) for name, view in self._params.split(total).items() if name in names]
             sums = torch.cat(views)
             self._sum(formed, sums, self._size, unit)
             for view, summed in zip(views, sums.split([len(view) for view in views]), strict=True):
                 view.copy_(summed)
+
+    def _may_join(self, rows: Sequence[Row], least: float) -> bool:
+        """Whether one of these less changes how the others are rounded by no more than there is room for; in units."""
+        u = torch.finfo(rows[0][0].formed.dtype).eps / 2 if rows else 0.0
+        gamma = _gamma(sum(batch.positions for batch, _, _ in rows) + 8, u)
+        rounding = 2.5 * gamma * sum(abs(factor) * float(batch.magnitudes[x]) for batch, x, factor in rows)
+        truncation = (len(rows) + 1) * math.sqrt(self._params.num)
+        return rounding + truncation <= ROOM * least
 
     def _sum(self, terms: Sequence[_Formed | _Product], total: Tensor, step: int, unit: float | None) -> None:
         """Adds the terms to ``total``, ``step`` rows of it at a time."""
@@ -186,16 +229,19 @@ class WeightedSums:
             out, steps, sums = (
                 each[: piece.numel()].view(piece.shape) for each in (self._formed, self._steps, self._sums)
             )
-            for added, each in enumerate(terms):
+            added = 0
+            for each in terms:
                 each.form(start, out)
                 if unit is None:
                     piece.add_(out)
-                elif added % _MOST:
+                elif 0 < added <= _MOST - each.num:
                     sums.add_(steps.copy_(out))
+                    added += each.num
                 else:  # none yet, or as many as fit
                     if added:
                         piece.add_(sums, alpha=unit)
                     sums.copy_(out)
+                    added = each.num
             if unit is not None:
                 piece.add_(sums, alpha=unit)
 
@@ -205,29 +251,33 @@ class _Formed:
     """A gradient that is formed, and its weight."""
 
     row: Tensor
-    weight: float
+    factor: float
+    num: int = 1
 
     @property
     def dtype(self) -> torch.dtype:
         return self.row.dtype
 
     def form(self, start: int, out: Tensor) -> None:
-        """Writes the part from ``start``, weighted, to ``out`` (n,)."""
-        torch.mul(self.row[start : start + len(out)], self.weight, out=out)
+        """Writes the part from ``start``, multiplied, to ``out`` (n,)."""
+        torch.mul(self.row[start : start + len(out)], self.factor, out=out)
 
 
 class _Product:
-    """The factors of a sentence, weighted: what ``step`` rows of it are formed of at a time."""
+    """The factors of sentences, multiplied: what ``step`` rows of their sum are formed of at a time."""
 
-    def __init__(self, of: Factors, x: int, weight: float, step: int):
-        left, self._step = of.left[0][x], step
-        self._left = (left if left.data_ptr() % _ALIGNED == 0 else left.clone()).mT
-        self._right = of.right[0][x] * weight
-        self.dtype = self._right.dtype
+    def __init__(self, of: Sequence[tuple[Factors, int, float]], step: int):
+        lefts = [each.left[0][x] for each, x, _ in of]
+        aligned = len(lefts) == 1 and lefts[0].data_ptr() % _ALIGNED == 0
+        self._left, self._step = (lefts[0] if aligned else torch.cat(lefts)).mT, step
+        self._right = _joined([each.right[0][x] * factor for each, x, factor in of])
+        self.dtype, self.num = self._right.dtype, len(of)
         self._ids: Tensor | None = None
-        if of.ids:  # in order of the pieces that they are in
-            order = of.ids[0][x].argsort(stable=True)
-            self._ids, self._rows = of.ids[0][x][order], of.rows[0][x][order] * weight
+        if of[0][0].ids:  # in order of the pieces that they are in
+            ids = _joined([each.ids[0][x] for each, x, _ in of])
+            order = ids.argsort(stable=True)
+            self._ids = ids[order]
+            self._rows = _joined([each.rows[0][x] * factor for each, x, factor in of])[order]
             starts = torch.arange(0, len(self._left) + step, step, device=order.device)
             self._cuts = torch.searchsorted(self._ids, starts).tolist()
 
@@ -236,6 +286,12 @@ class _Product:
         torch.mm(self._left[start : start + len(out)], self._right, out=out)
         if self._ids is not None:
             first, last = self._cuts[start // self._step : start // self._step + 2]
-            if last > first:  # of several rows for one id all but one are zeros, in whatever order
+            if (
+                last > first
+            ):  # of a sentence's rows for one id all but one are zeros; other sentences' are added in order
                 ids = self._ids[first:last] - start
                 out.index_put_((ids,), self._rows[first:last], accumulate=True)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -1,0 +1,93 @@
+"""Which sentences share a batch, and which are formed together: neither may tell a sentence of another's absence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from uedp_ray.plan import UserSelection
+from uedp_ray.updates.batches import Batches, Drawn
+
+LENGTHS = [8, 12, 16]
+
+
+def random_user(made_up: np.random.Generator, user: int = 0, most: int = 40) -> UserSelection:
+    numbers = np.flatnonzero(made_up.random(most) < 0.6) + 1000 * user
+    weights = made_up.choice([1.0, 0.75, 0.5, 0.3, 1e-6], len(numbers)).astype(np.float32)
+    return UserSelection(user, numbers, weights, num_held=most)
+
+
+def length_of(number: int) -> int:
+    return LENGTHS[number * 7 % 3]
+
+
+def drawn(selection: UserSelection) -> Drawn:
+    return Drawn.of(selection, [length_of(number) for number in selection.sentences.tolist()])
+
+
+def groups(selection: UserSelection) -> list[tuple[float, list[int]]]:
+    user = drawn(selection)
+    for at, number in enumerate(user.numbers.tolist()):
+        user.give(at, (number,))
+    return numbers(user)
+
+
+def numbers(user: Drawn) -> list[tuple[float, list[int]]]:
+    return [(least, [number for (number,) in rows]) for least, rows in user.take()]
+
+
+def test_an_absent_sentence_changes_no_group_but_by_itself():
+    made_up = np.random.default_rng(0)
+    for _ in range(200):
+        whole = random_user(made_up)
+        there = made_up.random(len(whole.sentences)) < 0.7
+        fewer = whole._replace(sentences=whole.sentences[there], weights=whole.weights[there])
+        left = [(least, [x for x in rows if x in fewer.sentences]) for least, rows in groups(whole)]
+        assert groups(fewer) == [(least, rows) for least, rows in left if rows]
+
+
+def test_weights_of_a_group_are_at_least_what_it_says_and_less_than_twice_as_much():
+    made_up = np.random.default_rng(0)
+    for _ in range(50):
+        user = random_user(made_up)
+        weight = dict(zip(user.sentences.tolist(), user.weights.tolist(), strict=True))
+        found = groups(user)
+        assert sorted(x for _, rows in found for x in rows) == user.sentences.tolist()
+        for least, rows in found:
+            assert len(rows) <= 4
+            assert all(least <= weight[x] < 2 * least for x in rows)
+
+
+@pytest.mark.parametrize("num_users", [1, 7])
+def test_groups_are_taken_whole_and_once_whenever_their_sentences_passed(num_users):
+    made_up = np.random.default_rng(0)
+    selections = [random_user(made_up, user) for user in range(num_users)]
+    batches, taken = Batches({length: [8, 3] for length in LENGTHS}), {user: [] for user in range(num_users)}
+    for selection in [*selections, None]:
+        if selection is not None:
+            batches.add(drawn(selection))
+        while batches.users and (selection is None or made_up.random() < 0.8):
+            (rows, length), sentences = (made_up.random() < 0.5 and batches.full()) or batches.of_first()
+            assert len(sentences) <= rows
+            for user, at in sentences:
+                assert user.lengths[at] == length
+                user.give(at, (int(user.numbers[at]),))
+            first = batches.users[0]
+            taken[first.selection.user] += numbers(first)
+            while (user := batches.pop_complete()) is not None:
+                taken[user.selection.user] += numbers(user)
+    assert not batches.users
+    assert [taken[selection.user] for selection in selections] == [groups(selection) for selection in selections]
+
+
+def test_full_batches_are_of_those_who_came_first():
+    """So that what waits for its sum is what came last, and a user of many sentences does not wait for all of them."""
+    made_up, batches = np.random.default_rng(0), Batches({length: [4, 1] for length in LENGTHS})
+    batches.add(drawn(random_user(made_up, most=3000)))
+    (user,), latest = batches.users, 0
+    while (batch := batches.full()) is not None:
+        for _, at in batch[1]:
+            user.give(at, "a gradient")
+            latest = max(latest, at)
+        if user.num_waiting:
+            assert latest - user.found.index(None) < 40
