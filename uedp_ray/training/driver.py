@@ -268,15 +268,21 @@ class RunDriver:
         }
         write_json(self.run.progress, progress)
 
-    def finish(self) -> None:
-        """Writes ``privacy.md`` and, last, ``result.json``, which marks the run as finished."""
+    def conclude(self) -> None:
+        """Scores the final parameters, if it was not done yet: the last that all workers are needed for."""
         if self.rows[-1]["round"] != self.state.next_round:  # replays took the budget before this round was evaluated
             self._record()
             self._write_rows()
         elif not self.run.rounds.exists():  # nothing was left to train
             self._write_rows()
         # An earlier start may have scored the last round: its row tells of one text's scores alone.
-        scored = self._scored or self.evaluate()
+        self._scored = self._scored or self.evaluate()
+
+    def finish(self) -> None:
+        """Writes ``privacy.md`` and, last, ``result.json``, which marks the run as finished."""
+        self.conclude()
+        scored = self._scored
+        assert scored is not None
         config, metric = self.plan.config, self._metric
         spent = epsilons(self.plan, self._charged, units_of(config))
         setup = self.run.load_setup()

@@ -45,7 +45,8 @@ class DistributedReducer:
     """The default torch.distributed group (gloo on CPUs, NCCL on GPUs), set up by Ray Train."""
 
     def __init__(self) -> None:
-        self.is_driver = torch.distributed.get_rank() == 0
+        self.rank, self.num_workers = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.is_driver = self.rank == 0
 
     def sum_to_driver(self, vector: torch.Tensor) -> torch.Tensor:
         torch.distributed.reduce(vector, dst=0)

@@ -36,6 +36,7 @@ import torch
 
 from uedp_ray.config import TrainingConfig
 from uedp_ray.interrupts import deferred
+from uedp_ray.training.calls import Calls
 from uedp_ray.training.reduce import Reducer
 
 
@@ -79,6 +80,7 @@ def run_rounds(
     local_sum: Callable[[torch.Tensor, int, int], torch.Tensor],
     reducer: Reducer,
     driver: Driver | None,
+    number: Callable[[int], int] | None = None,
     after_round: Callable[[RoundState], None] = lambda state: None,
     rate: Callable[[int], float] | None = None,
 ) -> RoundState:
@@ -89,15 +91,16 @@ def run_rounds(
         zeros: it is an ordinary round, noised and charged.
       reducer: sums to the driver and broadcasts from it.
       driver: given on the driver only.
+      number: the driver's number -> the same on every worker, who meanwhile may be asked for something else (``Calls``);
+        None: by the reducer.
       after_round: called on the driver once the round's parameters are in ``state``.
       rate: round -> the server's learning rate; None leaves the optimizer's own.
     """
     assert (driver is not None) == reducer.is_driver
-    device = state.parameters.device
+    number = number or Calls(reducer, state.parameters.device).number
     for round_index in range(state.next_round, num_rounds):
         attempt = driver.admit(round_index) if driver else None
-        admitted = torch.tensor([-1 if attempt is None else attempt], device=device)
-        attempt = int(reducer.from_driver(admitted).item())
+        attempt = number(-1 if attempt is None else attempt)
         if attempt < 0:
             break
         total = reducer.sum_to_driver(local_sum(state.parameters, round_index, attempt))

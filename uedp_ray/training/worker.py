@@ -1,7 +1,7 @@
 """One worker of a run, from an opened run directory to the exported model.
 
-The worker of rank 0 is also the driver of the rounds and steps the server's optimizer. Every other worker only computes
-clipped sums over its share of a round's users.
+The worker of rank 0 is also the driver of the rounds and steps the server's optimizer. Every other worker computes clipped
+sums over its share of a round's users, and scores its share of the evaluation text.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
 from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.balance import Balance, loads_of
+from uedp_ray.training.calls import Calls
 from uedp_ray.training.driver import RunDriver, Scored
 from uedp_ray.training.epochs import Sentences, Source, run_epochs
 from uedp_ray.training.evaluate import score
@@ -90,24 +92,38 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         )
         return LocalUpdate.sum_updates(update, parameters, selections, round_index)  # whatever hides it in the object
 
+    shared = num_workers > 1 and not ordinary  # of epochs the others have no part
+    texts = prepared.to_score() if reducer.is_driver or shared else []
+    calls = Calls(reducer, device)
+
+    def summed() -> list[tuple[float, ...]]:
+        params.set(state.parameters)
+        how: dict[str, Any] = {
+            "batch_tokens": config.training.batch_tokens,
+            "bf16": config.training.precision == "bf16",
+        }
+        if shared:
+            how |= {"rank": rank, "num_workers": num_workers, "reducer": reducer}
+        with update.isolated():  # otherwise state from this text would stay in the network and affect later rounds
+            return [score(model, task, said, device=device, **how) for said, _ in texts]
+
+    sums_of_texts = calls.add(summed) if shared else summed
+
+    def evaluate() -> Scored:
+        if not texts:
+            return Scored(dict.fromkeys(metric_of(config).names), {})
+        sums = sums_of_texts()
+        scores = [task.scores(found, size) for found, (_, size) in zip(sums, texts, strict=True)]
+        return Scored(scores[0], task.by_category(sums[0]), *scores[1:])
+
     driver = None
+    if shared:
+        _share_state(state, reducer)  # the first scores are of these, wherever they come from
     if reducer.is_driver:
-        texts = prepared.to_score()
-
-        def evaluate() -> Scored:
-            params.set(state.parameters)
-            if not texts:
-                return Scored(dict.fromkeys(metric_of(config).names), {})
-            batch_tokens, bf16 = config.training.batch_tokens, config.training.precision == "bf16"
-            with update.isolated():  # otherwise state from this text would stay in the network and affect later rounds
-                sums = [
-                    score(model, task, said, device=device, batch_tokens=batch_tokens, bf16=bf16) for said, _ in texts
-                ]
-            scores = [task.scores(found, size) for found, (_, size) in zip(sums, texts, strict=True)]
-            return Scored(scores[0], task.by_category(sums[0]), *scores[1:])
-
         driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
         driver.resume()
+    if shared:
+        calls.number(_READY)
     _share_state(state, reducer)
     try:
         if not ordinary:
@@ -118,6 +134,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
                 local_sum=local_sum,
                 reducer=reducer,
                 driver=driver,
+                number=calls.number,
                 after_round=driver.after_round if driver else lambda state: None,
             )
         elif driver:  # the other workers have nothing to do
@@ -130,6 +147,10 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
             driver.interrupted()
         raise
     _write_diagnostics(run, rank, update)
+    if shared:
+        if driver:
+            driver.conclude()
+        calls.number(_READY)
     if driver:
         params.set(state.parameters)
         with replacing(run.model) as new:
@@ -137,6 +158,10 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
             vocabulary.save(new, longest=longest_input(model))
             (new / TRAINED_HERE).touch()
         driver.finish()
+
+
+_READY = 0
+"""Sent when the driver needs the others no more, for now."""
 
 
 def _share_state(state: RoundState, reducer: Reducer) -> None:
