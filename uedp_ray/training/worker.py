@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,10 +30,11 @@ from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.network import make_model
 from uedp_ray.training.optimizers import server_optimizer
 from uedp_ray.training.prepared import Prepared, make_task
-from uedp_ray.training.reduce import Reducer
+from uedp_ray.training.reduce import PartsReducer, Reducer
 from uedp_ray.training.representation import private_vectors
 from uedp_ray.training.rounds import RoundState, run_rounds, server_rate
 from uedp_ray.training.rundir import RunDir, sampling_key
+from uedp_ray.training.sharding import Shard, is_sharded
 from uedp_ray.updates.base import LocalUpdate, exact_arithmetic, local_update
 
 
@@ -116,7 +117,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         scores = [task.scores(found, size) for found, (_, size) in zip(sums, texts, strict=True)]
         return Scored(scores[0], task.by_category(sums[0]), *scores[1:])
 
-    driver = None
+    driver, shard = None, None
     if shared:
         _share_state(state, reducer)  # the first scores are of these, wherever they come from
     if reducer.is_driver:
@@ -125,6 +126,13 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     if shared:
         calls.number(_READY)
     _share_state(state, reducer)
+    sharded = shared and is_sharded(config.training, num_params=params.num, num_workers=num_workers)
+    if shared and calls.number(int(sharded)):  # all as the driver does: sums would be of something else
+        shard = Shard(plan, weights, cast(PartsReducer, reducer), state.parameters)
+        state.optimizer = shard.optimizer(state.optimizer, stepped=state.next_round > 0)
+        kept = calls.add(partial(shard.kept, state.optimizer))
+        if driver:
+            driver.kept = kept
     try:
         if not ordinary:
             run_rounds(
@@ -135,6 +143,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
                 reducer=reducer,
                 driver=driver,
                 number=calls.number,
+                shard=shard,
                 after_round=driver.after_round if driver else lambda state: None,
             )
         elif driver:  # the other workers have nothing to do
@@ -143,7 +152,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
                 source = private_vectors(run, prepared, model, task, update.isolated)
             run_epochs(state, config.training, source=source, model=model, params=params, task=task, driver=driver)
     except KeyboardInterrupt:  # in the command's own process: Ray ends its workers without one
-        if driver:
+        if driver and shard is None:
             driver.interrupted()
         raise
     _write_diagnostics(run, rank, update)
