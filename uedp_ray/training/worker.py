@@ -21,7 +21,7 @@ from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
 from uedp_ray.tasks.metrics import metric_of
-from uedp_ray.training.balance import Balance, loads_of
+from uedp_ray.training.balance import Balance, DrawingTeam, loads_of
 from uedp_ray.training.calls import Calls
 from uedp_ray.training.driver import RunDriver, Scored
 from uedp_ray.training.epochs import Sentences, Source, run_epochs
@@ -69,8 +69,10 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     parameters = params.get().to(device)
     state = RoundState(parameters, server_optimizer(parameters, config.training))
     weights = plan.weights(corpus)
-    sampler = PoissonSampler(sampling_key(run, config))
-    users = np.arange(corpus.num_users)
+    team = None
+    if num_workers > 1:
+        team = DrawingTeam(rank=rank, num_workers=num_workers, reducer=reducer, device=device)
+    sampler = PoissonSampler(sampling_key(run, config), block=prepared.draw_block, team=team)
     update = local_update(plan, model, params, task, prepared.tokens.sentence, device)
     ordinary = config.training.loop == "epochs"
     if not ordinary:
@@ -83,7 +85,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     def local_sum(parameters: torch.Tensor, round_index: int, attempt: int) -> torch.Tensor:
         selections = plan.select(
             corpus,
-            users,
+            None,
             sampler,
             round_index=round_index,
             attempt=attempt,
