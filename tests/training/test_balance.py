@@ -162,6 +162,21 @@ def test_workers_who_share_the_draws_all_know_them():
     assert [made for _, made in found] == [3, 3, 2], "of eight blocks"
 
 
+def with_keys(keys, rank, reducer):
+    of = {"rank": rank, "num_workers": reducer.num_workers, "reducer": reducer, "device": CPU}
+    sampler = PoissonSampler(keys[rank], block=100, team=DrawingTeam(**of))
+    drawn = np.flatnonzero(sampler.draw(0.3, 900, kind="user", **WHERE))
+    return Balance(loads=lognormal(900), sampler=sampler, **of).share(drawn, **WHERE).tolist()
+
+
+def test_a_worker_that_draws_its_blocks_by_another_key_ends_the_run():
+    """All then know of one sample, which is not the run's own."""
+    agreed = group(partial(with_keys, [KEY, KEY]), 2)
+    assert not set(agreed[0]) & set(agreed[1])
+    driver, _ = group(partial(with_keys, [KEY, b"q" * 32]), 2)
+    assert "do not agree who takes which user" in driver
+
+
 @pytest.mark.slow
 def test_a_run_draws_by_the_blocks_it_began_with(fixed, uninterrupted, tmp_path, monkeypatch):
     """Whoever draws them; and a run of an earlier version by none."""
