@@ -161,7 +161,7 @@ class Plan:
     def select(
         self,
         incidence: IncidenceGraph,
-        users: NDArray[np.int64],
+        users: NDArray[np.int64] | None,
         sampler: PoissonSampler,
         *,
         round_index: int,
@@ -170,7 +170,7 @@ class Plan:
         weights: Weights | None = None,
         share: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda drawn: drawn,
     ) -> Iterator[UserSelection]:
-        """Yields what each drawn user among ``users`` (ascending) computes on; independent of how users are spread.
+        """Yields what each drawn user among ``users`` (ascending; None: all) computes on, however users are spread.
 
         Sentence rules: ``all`` takes a sentence if every entity in it was drawn, ``any`` if at least one was; a sentence
         without entities is an extended entity with its own draw. ``sentence_weight`` (N,) holds the weights of the
@@ -186,7 +186,8 @@ class Plan:
             shared = None
         else:
             assert_never(privacy.entity_draw)
-        for block in blocks(incidence, share(users[in_cohort[users]])):
+        in_round = np.flatnonzero(in_cohort) if users is None else users[in_cohort[users]]
+        for block in blocks(incidence, share(in_round)):
             held = held_by(incidence, block)
             if shared is None:
                 owner_I = held.user_N[held.sentence_I]

@@ -153,7 +153,7 @@ def test_the_chosen_configuration_and_its_statement(copies, page):
     for key, value in sweep.best["params"].items():
         assert [row for row in page.rows if row[0] == key and row[1].startswith(str(value)[:4])], key
     z = f"{sweep.best['noise_multiplier']:.6g}"
-    assert f"(noise multiplier {z}), added once by the driver." in page.text
+    assert f"(noise multiplier {z}), added once, before anything leaves whoever adds it." in page.text
     assert f"The chosen model costs ε = {show_epsilon(sweep.best['epsilon_with_choice'])}" in page.text
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from tests.training.groups import group, train_in_group
+from tests.training.runs import crash, parameters
 from tests.updates.tiny import CPU, TinyCorpus, TinyWorker, tiny_config
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.sampling import PoissonSampler
-from uedp_ray.training.balance import Balance, loads_of, spread
+from uedp_ray.training.balance import Balance, DrawingTeam, loads_of, spread
+from uedp_ray.training.host import train
+from uedp_ray.training.prepared import Prepared
 from uedp_ray.training.reduce import LocalReducer
+from uedp_ray.training.rundir import RunDir
 
 KEY = b"k" * 32
 WHERE = {"round_index": 2, "attempt": 0}
@@ -125,6 +131,66 @@ def test_loads_are_what_counts_of_a_user():
     user_offsets, token_offsets = np.array([0, 2, 2, 5]), np.array([0, 3, 3, 10, 14, 15])
     weight = np.array([1.0, 1.0, 0.0, 0.25, 1.0], np.float32)
     assert loads_of(user_offsets, token_offsets, weight).tolist() == [4 + 1, 0, 5 + 2]
+
+
+def test_loads_are_added_up_by_stretches(monkeypatch):
+    rng = np.random.default_rng(0)
+    user_offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 9, 200))])
+    token_offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 30, user_offsets[-1]))])
+    weight = rng.integers(0, 3, user_offsets[-1]).astype(np.float32)
+    whole = loads_of(user_offsets, token_offsets, weight)
+    for stretch in (1, 5, 64):
+        monkeypatch.setattr("uedp_ray.training.balance._STRETCH", stretch)
+        assert np.array_equal(loads_of(user_offsets, token_offsets, weight), whole)
+
+
+def draws(rank, reducer):
+    """Who is drawn, and how many streams it took here."""
+    team = DrawingTeam(rank=rank, num_workers=reducer.num_workers, reducer=reducer, device=CPU)
+    sampler, made = PoissonSampler(KEY, block=1000, team=team), []
+    secret = sampler.secret
+    sampler.secret = lambda size, **where: made.append(size) or secret(size, **where)
+    return sampler.draw(0.3, 7_003, kind="user", **WHERE), len(made)
+
+
+def test_workers_who_share_the_draws_all_know_them():
+    found = group(draws, 3)
+    alone = PoissonSampler(KEY, block=1000).draw(0.3, 7_003, kind="user", **WHERE)
+    for drawn, _ in found:
+        assert drawn.dtype == bool
+        assert np.array_equal(drawn, alone)
+    assert [made for _, made in found] == [3, 3, 2], "of eight blocks"
+
+
+def with_keys(keys, rank, reducer):
+    of = {"rank": rank, "num_workers": reducer.num_workers, "reducer": reducer, "device": CPU}
+    sampler = PoissonSampler(keys[rank], block=100, team=DrawingTeam(**of))
+    drawn = np.flatnonzero(sampler.draw(0.3, 900, kind="user", **WHERE))
+    return Balance(loads=lognormal(900), sampler=sampler, **of).share(drawn, **WHERE).tolist()
+
+
+def test_a_worker_that_draws_its_blocks_by_another_key_ends_the_run():
+    """All then know of one sample, which is not the run's own."""
+    agreed = group(partial(with_keys, [KEY, KEY]), 2)
+    assert not set(agreed[0]) & set(agreed[1])
+    driver, _ = group(partial(with_keys, [KEY, b"q" * 32]), 2)
+    assert "do not agree who takes which user" in driver
+
+
+@pytest.mark.slow
+def test_a_run_draws_by_the_blocks_it_began_with(fixed, uninterrupted, tmp_path, monkeypatch):
+    """Whoever draws them; and a run of an earlier version by none."""
+    monkeypatch.setattr("uedp_ray.training.setup.BLOCK", 8)
+    train(fixed, tmp_path / "alone", workers=0)
+    assert train_in_group(fixed, tmp_path / "shared", 2) == [None, None]
+    assert torch.equal(parameters(tmp_path / "alone"), parameters(tmp_path / "shared"))
+    assert not torch.equal(parameters(tmp_path / "alone"), parameters(uninterrupted[0])), "other streams"
+    crash(fixed, tmp_path / "earlier", charges=4)
+    setup = tmp_path / "earlier" / "private" / "setup.json"
+    made = json.loads(setup.read_text())
+    assert made.pop("draw_block") == 8
+    setup.write_text(json.dumps(made))
+    assert Prepared.open(RunDir(tmp_path / "earlier")).draw_block is None
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 4, 7])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import bz2
 import itertools
 import math
+from functools import partial
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from tests.told import Told
+from tests.training.groups import group, train_in_group
 from tests.training.runs import run_config
 from tests.updates.tiny import CPU, VOCABULARY, tiny_config
 from uedp_ray.config import VocabularyConfig
@@ -128,6 +131,45 @@ def test_a_run_is_scored_as_it_is_trained(corpora, tmp_path, monkeypatch, precis
     privacy = {"sentence_clip_norm": None}
     train(run_config(corpora, training=training, bounds=bounds, privacy=privacy), tmp_path / "run", workers=0)
     assert asked == [precision == "bf16"] * 2
+
+
+def shared(batch_tokens, rank, reducer):
+    """What a worker finds, and how many batches it read."""
+    model, passed = build_model(tiny_config().model, vocab_size=VOCABULARY, bos_id=END, eos_id=END, seed=3), []
+    model.register_forward_pre_hook(lambda *_: passed.append(1))
+    how = {"rank": rank, "num_workers": reducer.num_workers, "reducer": reducer}
+    return score(model, TASK, sentences(), device=CPU, batch_tokens=batch_tokens, **how), len(passed)
+
+
+@pytest.mark.parametrize(("batch_tokens", "num_workers"), [(40, 3), (40, 2), (10_000, 3)])
+def test_workers_who_share_the_text_have_the_score_of_one_to_the_bit(batch_tokens, num_workers):
+    model, passed = build_model(tiny_config().model, vocab_size=VOCABULARY, bos_id=END, eos_id=END, seed=3), []
+    model.register_forward_pre_hook(lambda *_: passed.append(1))
+    alone = score(model, TASK, sentences(), device=CPU, batch_tokens=batch_tokens)
+    found = group(partial(shared, batch_tokens), num_workers)
+    assert found[0][0] == alone
+    read = [count for _, count in found]
+    assert sum(read) == len(passed), "each batch once"
+    assert max(read) - min(read) <= 1
+
+
+def nothing(rank, reducer):
+    model = build_model(tiny_config().model, vocab_size=VOCABULARY, bos_id=END, eos_id=END, seed=3)
+    how = {"rank": rank, "num_workers": reducer.num_workers, "reducer": reducer}
+    return score(model, TASK, [], device=CPU, **how)
+
+
+def test_workers_who_share_no_text_end_as_one_does():
+    found = group(nothing, 2)
+    assert "corpus.evaluation" in found[0]
+    assert "holds no word to predict" in found[0]
+
+
+@pytest.mark.slow
+def test_a_run_has_the_rows_of_one_process_whoever_scores(fixed, uninterrupted, tmp_path):
+    assert train_in_group(fixed, tmp_path / "run", 3) == [None] * 3
+    ours, theirs = (pq.read_table(out / "rounds.parquet").to_pylist() for out in (tmp_path / "run", uninterrupted[0]))
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("empty", [[], [np.zeros(0, np.int32)]])

@@ -310,6 +310,7 @@ class RunConfig:
         del tree["name"]
         for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
             del tree["training"][key]
+        tree["training"].pop("aggregation", None)  # no part of earlier digests
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 

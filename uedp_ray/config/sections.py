@@ -305,6 +305,9 @@ class TrainingConfig:
     """Rounds between checkpoints: what a crash may lose, and costs again."""
     num_workers: int = 1
     """Workers of a Ray Train group."""
+    aggregation: Literal["auto", "driver", "sharded"] = field(default="auto", metadata=ADDED)
+    """Which workers add noise to a round's sum and step the server's optimizer: ``driver``, rank 0; ``sharded``, each to a
+    part; ``auto``, sharded where several workers train a million parameters or more."""
     max_failures: int = 3
     """Consecutive failed starts of the workers, without another round in the checkpoint, before the run gives up."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -1,4 +1,4 @@
-"""Gaussian noise, added once by the driver to the sum of clipped updates.
+"""Gaussian noise, added once to the sum of clipped updates: by the driver, or to a part of it by each worker.
 
 The seed of every draw is 128 fresh bits of operating-system entropy (torch's CPU generator keeps only 32 bits of its
 seed, few enough to search, so NumPy's Philox draws the noise). A fixed seed exists for comparing runs; anything made with
@@ -42,10 +42,18 @@ _MOMENT = 0.1
 
 
 class GaussianNoise:
-    """A source of N(0, std^2) vectors. ``private`` is False when a test seed fixes them."""
+    """A source of N(0, std^2) vectors. ``private`` is False when a test seed fixes them.
 
-    def __init__(self, test_seed: int | None = None):
-        self._test_seed = test_seed
+    ``start``: a test's vectors are those of another source with its seed from there on, so that parts make up a whole.
+
+    >>> from uedp_ray.privacy.noise import GaussianNoise
+    >>> whole, part = (GaussianNoise(test_seed=0, start=start) for start in (0, 2))
+    >>> part.sample(3, std=2.0, round_index=0).equal(whole.sample(5, std=2.0, round_index=0)[2:])
+    True
+    """
+
+    def __init__(self, test_seed: int | None = None, *, start: int = 0):
+        self._test_seed, self._start = test_seed, start
         self._ahead: _Ahead | None = None
 
     @property
@@ -85,6 +93,7 @@ class GaussianNoise:
         else:
             name = struct.pack("<qQQ", self._test_seed, round_index, 0)
             key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
+            return _from(self._start, keyed_blocks(key, self._start + size, std=std))
         return keyed_blocks(key, size, std=std)
 
 
@@ -125,6 +134,13 @@ class _Ahead:
     def drop(self) -> None:
         """Ends the thread; what it drew is used for nothing."""
         self._dropped.set()
+
+
+def _from(start: int, blocks: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """What blocks hold from one place on: how many numbers a draw takes depends on them, so none can be skipped."""
+    for block in blocks:
+        yield block[start:]
+        start = max(0, start - len(block))
 
 
 def keyed_blocks(key: int, size: int, *, std: float) -> Iterator[torch.Tensor]:

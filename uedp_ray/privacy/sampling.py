@@ -12,6 +12,9 @@ is kept in the run's private folder.
     >>> int(cohort.sum()), int(again.sum()), int((cohort & again).sum())    # drawn, drawn on replay, and in both
     (45, 58, 1)
 
+Draws for millions of users or entities are of several streams, one for each *block* of positions, so that they take little
+memory, and workers may draw some of the blocks each (``Team``). Runs of earlier versions have one stream however long.
+
 A replayed round passes a higher ``attempt`` and so draws a fresh sample: two noised releases on one secret sample are
 not two independently subsampled releases, and could not be charged as such.
 """
@@ -20,7 +23,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +33,43 @@ Kind = Literal["user", "entity", "extended", "sentence", "local", "noise", "shar
 _KIND_CODE = {"user": 0, "entity": 1, "extended": 2, "sentence": 3, "local": 4, "noise": 5, "share": 6}
 
 
-class PoissonSampler:
-    """Independent Bernoulli draws addressed by (round, attempt, kind, owner, position)."""
+BLOCK = 1 << 20
+"""Positions of a block, in new runs."""
 
-    def __init__(self, key: bytes):
+
+class Team(Protocol):
+    """Workers that draw some of the blocks each: all of them ask for the same draws, in the same order."""
+
+    def mine(self, num_blocks: int) -> Iterable[int]:
+        """The numbers of the blocks that this worker draws; each is drawn by one."""
+        ...
+
+    def joined(self, drawn: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """This worker's draws, false elsewhere -> those of all workers."""
+        ...
+
+
+class PoissonSampler:
+    """Independent Bernoulli draws addressed by (round, attempt, kind, owner, position).
+
+    ``block``: positions of a stream of what is drawn for all (owner 0); the next ones have the streams of owners 1, 2 and so
+    on. None: one stream. ``team``: who draws these blocks; None: this process all of them. An owner's own draws share no
+    address with blocks, as one kind of draws is either for all or of each user.
+
+        >>> from uedp_ray.privacy.sampling import PoissonSampler
+        >>> where = {"round_index": 0, "attempt": 0, "kind": "user"}
+        >>> whole, blocks = (PoissonSampler(bytes(32), block=block).draw(0.5, 250, **where) for block in (None, 100))
+        >>> bool((whole[:100] == blocks[:100]).all()), bool((whole == blocks).all())
+        (True, False)
+        >>> second = PoissonSampler(bytes(32)).draw(0.5, 100, **where, owner=1)
+        >>> bool((blocks[100:200] == second).all())
+        True
+    """
+
+    def __init__(self, key: bytes, *, block: int | None = None, team: Team | None = None):
         if len(key) < 16:
             raise ValueError(f"sampling key has {len(key)} bytes; 16 or more are needed")
-        self._key = key
+        self._key, self._block, self._team = key, block, team
 
     def draw(
         self,
@@ -80,8 +114,18 @@ class PoissonSampler:
         threshold = _threshold(probability)
         if threshold >= 2**64:
             return np.ones(count, dtype=bool)
-        stream = self.secret(8 * count, round_index=round_index, attempt=attempt, kind=kind, owner=owner)
-        return np.frombuffer(stream, dtype="<u8") < np.uint64(threshold)
+        block = count if owner or self._block is None else self._block
+        where = {"round_index": round_index, "attempt": attempt}
+        if count <= block:
+            stream = self.secret(8 * count, **where, kind=kind, owner=owner)
+            return np.frombuffer(stream, dtype="<u8") < np.uint64(threshold)
+        drawn = np.zeros(count, dtype=bool)
+        numbers = range(-(-count // block))
+        for number in numbers if self._team is None else self._team.mine(len(numbers)):
+            part = drawn[number * block : (number + 1) * block]
+            stream = self.secret(8 * len(part), **where, kind=kind, owner=number)
+            np.less(np.frombuffer(stream, dtype="<u8"), np.uint64(threshold), out=part)
+        return drawn if self._team is None else self._team.joined(drawn)
 
     def draw_each(
         self,

@@ -5,7 +5,7 @@
     >>> spread(np.array([3, 9, 4, 2, 4]), num_workers=2).tolist()    # the workers get 3 + 4 + 4 and 9 + 2 tokens
     [1, 0, 1, 0, 1]
 
-Every worker maps all tokens and can repeat every draw, so each finds out by itself what it takes, and the slowest has little
+Every worker maps all tokens and knows every draw, so each finds out by itself what it takes, and the slowest has little
 more than the mean (Graham 1969: at most 4/3 of the best there is). The bound on a user holds if no user is taken twice. So
 before a round's updates are computed, workers add up one number for each user they take, and the driver ends the run if the
 sum is not that of all who were drawn: one of them opened other files, or is of another version. These numbers are drawn by
@@ -57,6 +57,28 @@ class Balance:
         return mine
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrawingTeam:
+    """Workers that share out what takes longest of a round's draws (``sampling.Team``). What they send is who was drawn, to
+    those who all know it."""
+
+    rank: int
+    num_workers: int
+    reducer: Reducer
+    device: torch.device
+
+    def mine(self, num_blocks: int) -> range:
+        return range(self.rank, num_blocks, self.num_workers)
+
+    def joined(self, drawn: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        bits = torch.from_numpy(np.packbits(drawn)).to(self.device)  # each is set by one worker: adding joins them
+        bits = self.reducer.from_driver(self.reducer.sum_to_driver(bits))
+        return np.unpackbits(bits.cpu().numpy(), count=len(drawn)).view(np.bool_)
+
+
+_STRETCH = 1 << 22
+
+
 def spread(loads: NDArray[np.int64], num_workers: int) -> NDArray[np.int64]:
     """(n,) the worker of each load: the largest load first, each to the worker that has least, and of these to the first.
 
@@ -79,11 +101,19 @@ def loads_of(
 
     Not what was drawn of them, which would take gathering all users on each worker.
     """
-    positions = np.diff(token_offsets)
-    positions += 1  # the end
-    positions *= sentence_weight > 0
-    ends = np.concatenate([[0], np.cumsum(positions, out=positions)])
-    return np.diff(ends[user_offsets])
+    loads = np.zeros(len(user_offsets) - 1, np.int64)
+    first = 0
+    while first < len(loads):  # by stretches of sentences: several vectors as long as the text have no room
+        begin = int(user_offsets[first])
+        last = max(first + 1, int(np.searchsorted(user_offsets, begin + _STRETCH, "right")) - 1)
+        end = int(user_offsets[last])
+        positions = np.diff(token_offsets[begin : end + 1])
+        positions += 1  # the end
+        positions *= sentence_weight[begin:end] > 0
+        ends = np.concatenate([[0], np.cumsum(positions, out=positions)])
+        loads[first:last] = np.diff(ends[user_offsets[first : last + 1] - begin])
+        first = last
+    return loads
 
 
 def _sum_of_marks(users: NDArray[np.int64], secret: NDArray[np.uint64]) -> int:

@@ -84,14 +84,18 @@ def check_room_for(folder: Path, state: RoundState, *, num_kept: int, num_events
         raise OSError(error.errno, f"{room}: free space and run again", str(folder)) from error
 
 
-def save_checkpoint(folder: Path, state: RoundState, position: Position) -> None:
-    """Writes a checkpoint; the previous one is removed only after the new one is committed."""
+def save_checkpoint(
+    folder: Path, state: RoundState, position: Position, kept: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Writes a checkpoint; the previous one is removed only after the new one is committed.
+
+    ``kept``: what the server's optimizer keeps, by name, of all parameters; None: as ``state`` has it.
+    """
     make_folder(folder)
     tensors = {"parameters": state.parameters.detach().cpu().contiguous()}
-    for index, entry in state.optimizer.state_dict()["state"].items():
-        for name, value in entry.items():
-            if torch.is_tensor(value):
-                tensors[f"optimizer.{index}.{name}"] = value.detach().cpu().contiguous()
+    for name, value in (state.optimizer.state[state.stepped] if kept is None else kept).items():
+        if torch.is_tensor(value):
+            tensors[f"optimizer.0.{name}"] = value.detach().cpu().contiguous()
     content = save(tensors)
     name = _tensor_file(state.next_round)
     write_atomically(folder / name, content)

@@ -58,6 +58,7 @@ from uedp_ray.training.optimizers import OPTIMIZERS, kept_by
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import elsewhere
 from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vocabulary
+from uedp_ray.training.sharding import check_aggregation
 from uedp_ray.training.texts import check_source
 from uedp_ray.updates.base import update_class
 
@@ -80,6 +81,7 @@ def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
             raise InputError("corpus.evaluation", config.corpus.evaluation.path, remedy)  # type: ignore[union-attr]
     check_transform(used.corpus.transform)
     kept_by(config.training)
+    check_aggregation(config.training)
     _check_words_kept(config)
     for note in ignored(config):
         reporter.say(f"note: {note}")

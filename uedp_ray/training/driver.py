@@ -57,6 +57,8 @@ class RunDriver:
     reporter: Reporter = SILENT
     public_source: bool = False
     """Whether the text is public, so that rounds that a crash lost are trained again beyond the budget."""
+    kept: Callable[[], Mapping[str, torch.Tensor]] | None = None
+    """What the optimizers of all workers keep, where each steps a part; None: the driver does everything."""
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -155,7 +157,7 @@ class RunDriver:
                 num_kept=len(kept_by(self._training)),
                 num_events=self._training.checkpoint_every,
             )
-        if self.plan.noise_std > 0 and self.plan.grid is not None:
+        if self.plan.noise_std > 0 and self.plan.grid is not None and self.kept is None:
             self._noise.draw_ahead(self.state.parameters.numel(), std=self.plan.noise_std, round_index=round_index)
         self._left -= 1
         self._unsaved += 1
@@ -229,7 +231,8 @@ class RunDriver:
     def _save(self) -> None:
         self._write_rows()  # before the checkpoint: on resume, later rows are dropped, but missing ones would stay lost
         seq, digest = self._ledger.position
-        save_checkpoint(self.run.checkpoint, self.state, Position(self.state.next_round, self._digest, seq, digest))
+        position = Position(self.state.next_round, self._digest, seq, digest)
+        save_checkpoint(self.run.checkpoint, self.state, position, None if self.kept is None else self.kept())
         self.run.storage.put(self.run.rounds)
         self.run.storage.put(self.run.checkpoint, commit=COMMIT)
         self._unsaved = 0  # not before: an interrupt may have come amid this one
@@ -268,15 +271,21 @@ class RunDriver:
         }
         write_json(self.run.progress, progress)
 
-    def finish(self) -> None:
-        """Writes ``privacy.md`` and, last, ``result.json``, which marks the run as finished."""
+    def conclude(self) -> None:
+        """Scores the final parameters, if it was not done yet: the last that all workers are needed for."""
         if self.rows[-1]["round"] != self.state.next_round:  # replays took the budget before this round was evaluated
             self._record()
             self._write_rows()
         elif not self.run.rounds.exists():  # nothing was left to train
             self._write_rows()
         # An earlier start may have scored the last round: its row tells of one text's scores alone.
-        scored = self._scored or self.evaluate()
+        self._scored = self._scored or self.evaluate()
+
+    def finish(self) -> None:
+        """Writes ``privacy.md`` and, last, ``result.json``, which marks the run as finished."""
+        self.conclude()
+        scored = self._scored
+        assert scored is not None
         config, metric = self.plan.config, self._metric
         spent = epsilons(self.plan, self._charged, units_of(config))
         setup = self.run.load_setup()

@@ -40,6 +40,7 @@ from uedp_ray.training.network import initial_model
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
 from uedp_ray.training.prepared import make_task
+from uedp_ray.training.reduce import LocalReducer, Reducer
 from uedp_ray.units import UNITS
 
 
@@ -67,24 +68,46 @@ def score(
     device: torch.device,
     batch_tokens: int = 8192,
     bf16: bool = False,
+    rank: int = 0,
+    num_workers: int = 1,
+    reducer: Reducer = LocalReducer(),  # noqa: B008 (it has no state)
 ) -> tuple[float, ...]:
     """The task's ``sums`` over all ``sentences`` (as ``Task.annotated``). ``bf16``: under autocast, as the model is trained.
+
+    Of several workers, all of whom must ask, each takes every so manieth batch. Batches are those of one worker, and the
+    driver adds up their sums in the same order: it has the same bits. What others return is of their own batches.
 
     Raises: InputError if there is nothing to predict.
     """
     was_training = model.training
     model.eval()
-    sums = np.zeros(1)
-    for places in batches([task.length(s) for s in sentences], batch_tokens):
-        batch = task.collate([sentences[i] for i in places]).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            sums = sums + np.array(task.sums(model, batch))
+    of_batches: list[tuple[float, ...]] = []
+    for number, places in enumerate(batches([task.length(s) for s in sentences], batch_tokens)):
+        of_batches.append(())
+        if number % num_workers == rank:
+            batch = task.collate([sentences[i] for i in places]).to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                of_batches[number] = tuple(task.sums(model, batch))
     model.train(was_training)
-    if not sums[-1]:
+    if num_workers > 1:
+        of_batches = _gathered(of_batches, reducer, device)
+    sums = sum((np.array(each, np.float64) for each in of_batches if each), np.zeros(1))
+    if reducer.is_driver and not sums[-1]:
         raise InputError(
             "corpus.evaluation", f"{len(sentences)} sentences", "holds no word to predict: name other text"
         )
     return tuple(sums.tolist())
+
+
+def _gathered(of_batches: list[tuple[float, ...]], reducer: Reducer, device: torch.device) -> list[tuple[float, ...]]:
+    """On the driver, the sums of every batch, each of which one worker has: the driver, the first."""
+    width = max(map(len, of_batches), default=0)
+    width = int(reducer.from_driver(torch.tensor([width], device=device)).item())
+    sums = torch.zeros(len(of_batches), width, dtype=torch.float64)
+    for row, found in zip(sums, of_batches, strict=True):
+        if found:
+            row.copy_(torch.tensor(found, dtype=torch.float64))
+    return [tuple(row) for row in reducer.sum_to_driver(sums.to(device)).tolist()]
 
 
 def scores_on(read: Sequence[Sentence], config: RunConfig, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 
 A Ray Train group whose worker died is restarted; the loop then resumes from the run's own checkpoint and ledger, never from
 Ray's state. A failure that a restart cannot fix (input, memory, a broken GPU) ends the run, which would otherwise keep
-charging. Each worker holds the users whose stable hash assigns them to it, for the whole run.
+charging. Workers share a round's users by what each has to compute (``balance``).
 """
 
 from __future__ import annotations

@@ -37,6 +37,9 @@ class ServerOptimizer:
     uses: tuple[str, ...] | None = None
     """Settings of ``training`` that not all optimizers read, and this one does; a run is told of others that it sets. None:
     not stated, and nothing is told."""
+    elementwise: bool = False
+    """Whether a parameter's step follows from its own gradients and numbers that all parameters share, and never from other
+    parameters: only then may workers step a part each (``sharding``)."""
 
 
 def _adam(kind: type[torch.optim.Adam]) -> Callable[[torch.Tensor, TrainingConfig], torch.optim.Optimizer]:
@@ -47,16 +50,19 @@ def _adam(kind: type[torch.optim.Adam]) -> Callable[[torch.Tensor, TrainingConfi
 
 OPTIMIZERS: Mapping[str, ServerOptimizer] = {
     "sgd": ServerOptimizer(
-        lambda parameters, config: torch.optim.SGD([parameters], lr=config.server_learning_rate), uses=()
+        lambda parameters, config: torch.optim.SGD([parameters], lr=config.server_learning_rate),
+        uses=(),
+        elementwise=True,
     ),
     "momentum": ServerOptimizer(
         lambda parameters, config: torch.optim.SGD(
             [parameters], lr=config.server_learning_rate, momentum=config.server_momentum
         ),
         uses=("server_momentum",),
+        elementwise=True,
     ),
-    "adam": ServerOptimizer(_adam(torch.optim.Adam), uses=("adam_betas", "adam_epsilon")),
-    "adamw": ServerOptimizer(_adam(torch.optim.AdamW), uses=("adam_betas", "adam_epsilon")),
+    "adam": ServerOptimizer(_adam(torch.optim.Adam), uses=("adam_betas", "adam_epsilon"), elementwise=True),
+    "adamw": ServerOptimizer(_adam(torch.optim.AdamW), uses=("adam_betas", "adam_epsilon"), elementwise=True),
 }
 
 

@@ -58,6 +58,8 @@ class Prepared:
     vocabulary: Vocabulary
     public_source: bool
     """As in ``host.train``."""
+    draw_block: int | None
+    """Of the run's sampler; None in runs of earlier versions."""
 
     @classmethod
     def open(cls, run: RunDir) -> Prepared:
@@ -83,6 +85,7 @@ class Prepared:
             transformed=None if evaluation is None else _to_score(run, config, evaluation, corpus),
             vocabulary=vocabulary,
             public_source=setup.get("public_source") is True,
+            draw_block=block if type(block := setup.get("draw_block")) is int and block > 0 else None,
         )
 
     def to_score(self) -> list[tuple[list[np.ndarray], TextSize]]:

@@ -49,7 +49,8 @@ _NOT_COVERED = """\
 - What is said about an entity without naming it, and facts that many users or many entities share.
 - Who holds which entity is treated as fixed where bounds are enforced (fixed graph): the guarantee compares a corpus
   with the same corpus in which the protected sentences say nothing.
-- The driver of a round sees the un-noised sum of updates, and workers see their users' text: both are trusted.
+- The driver of a round, or the workers that share its sum out, see it un-noised, and workers see their users' text: all of
+  them are trusted.
 - Timing, memory and file sizes.
 - Floating point: sums are exact, bounds hold for what was summed, and what a round released lies on a grid that the data do
   not change (of a noisy vocabulary only words and their order are released); the noise itself is taken as exactly Gaussian
@@ -258,7 +259,7 @@ def statement(
         entity = f"; so one entity moves one user's update by at most {config.entity_clip_norm:g}"
         lines += [
             f"- Noise: Gaussian, standard deviation {plan.noise_std:.6g} in the sum of user updates "
-            f"(noise multiplier {plan.mechanism.noise_multiplier:.6g}), added once by the driver.",
+            f"(noise multiplier {plan.mechanism.noise_multiplier:.6g}), added once, before anything leaves whoever adds it.",
             f"- Clipping: a user's update {privacy.l2_clip_norm:g}; a sentence's gradient "
             f"{clip}{entity if bounds.mode != 'none' else ''}.",
         ]

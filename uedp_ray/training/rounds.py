@@ -22,20 +22,23 @@
     (tensor([ 2., -1.]), 2)
 
 The noise and the server's step come before the charge, in the driver's memory, so that a round that runs out of memory has
-charged nothing; nothing of the round leaves the driver before the charge is recorded. The loop knows neither Ray nor files.
-Hosts (the trial's own process, a Ray Train group) differ only in the reducer.
+charged nothing; nothing of the round leaves the driver before the charge is recorded. Where every worker adds noise to a
+part of the sum and steps it (``sharding``), that holds for each of them. The loop knows neither Ray nor files. Hosts (the
+trial's own process, a Ray Train group) differ only in the reducer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from uedp_ray.config import TrainingConfig
 from uedp_ray.interrupts import deferred
+from uedp_ray.training.calls import Calls
 from uedp_ray.training.reduce import Reducer
 
 
@@ -48,6 +51,13 @@ class RoundState:
     optimizer: torch.optim.Optimizer
     """The server's optimizer over ``parameters``."""
     next_round: int = 0
+
+    @property
+    def stepped(self) -> torch.Tensor:
+        """What the optimizer steps: the parameters, or a view of a part of them (``sharding``)."""
+        (stepped,) = self.optimizer.param_groups[0]["params"]
+        assert isinstance(stepped, torch.Tensor)
+        return stepped
 
 
 class Driver(Protocol):
@@ -66,6 +76,20 @@ class Driver(Protocol):
         ...
 
 
+class Shard(Protocol):
+    """A worker's part of what is released, where every worker has one (``sharding.Shard``)."""
+
+    def draw_ahead(self, round_index: int) -> None: ...
+
+    def sum(self, vector: torch.Tensor) -> torch.Tensor: ...
+
+    def release(self, part: torch.Tensor, round_index: int) -> torch.Tensor: ...
+
+    def charged(self, round_index: int, charge: Callable[[], None] | None) -> None: ...
+
+    def gather(self) -> None: ...
+
+
 def server_rate(config: TrainingConfig, round_index: float) -> float:
     """The server's learning rate of a round, or within one: a function of public numbers, so resuming needs no state."""
     left = 1.0 - round_index / config.num_rounds if config.server_schedule == "linear" else 1.0
@@ -79,8 +103,10 @@ def run_rounds(
     local_sum: Callable[[torch.Tensor, int, int], torch.Tensor],
     reducer: Reducer,
     driver: Driver | None,
+    number: Callable[[int], int] | None = None,
     after_round: Callable[[RoundState], None] = lambda state: None,
     rate: Callable[[int], float] | None = None,
+    shard: Shard | None = None,
 ) -> RoundState:
     """Runs rounds ``state.next_round`` to ``num_rounds``, fewer if the budget is spent; returns the same state.
 
@@ -89,31 +115,48 @@ def run_rounds(
         zeros: it is an ordinary round, noised and charged.
       reducer: sums to the driver and broadcasts from it.
       driver: given on the driver only.
+      number: the driver's number -> the same on every worker, who meanwhile may be asked for something else (``Calls``);
+        None: by the reducer.
       after_round: called on the driver once the round's parameters are in ``state``.
       rate: round -> the server's learning rate; None leaves the optimizer's own.
+      shard: this worker's, on all of them; the optimizer in ``state`` steps that part. None: the driver does everything.
     """
     assert (driver is not None) == reducer.is_driver
-    device = state.parameters.device
+    number = number or Calls(reducer, state.parameters.device).number
     for round_index in range(state.next_round, num_rounds):
         attempt = driver.admit(round_index) if driver else None
-        admitted = torch.tensor([-1 if attempt is None else attempt], device=device)
-        attempt = int(reducer.from_driver(admitted).item())
+        attempt = number(-1 if attempt is None else attempt)
         if attempt < 0:
             break
-        total = reducer.sum_to_driver(local_sum(state.parameters, round_index, attempt))
-        if driver:
-            with deferred():  # amid a release, an interrupt would lose all rounds since the last checkpoint
-                # The update points downhill already; torch optimizers subtract a gradient.
-                state.parameters.grad = driver.release(total, round_index).to(state.parameters.dtype).neg_()
-                if rate is not None:
-                    for group in state.optimizer.param_groups:
-                        group["lr"] = rate(round_index)
-                state.optimizer.step()  # the first one allocates the optimizer's own vectors
-                state.parameters.grad = None
-                driver.charge(round_index, attempt)
+        lr = None if rate is None else rate(round_index)
+        if shard is not None:
+            shard.draw_ahead(round_index)
+            total = shard.sum(local_sum(state.parameters, round_index, attempt))
+            with deferred():
+                _step(state, shard.release(total, round_index), lr)
+                shard.charged(round_index, partial(driver.charge, round_index, attempt) if driver else None)
+            shard.gather()
+        else:
+            total = reducer.sum_to_driver(local_sum(state.parameters, round_index, attempt))
+            if driver:
+                with deferred():  # amid a release, an interrupt would lose all rounds since the last checkpoint
+                    _step(state, driver.release(total, round_index), lr)
+                    driver.charge(round_index, attempt)
+            reducer.from_driver(state.parameters)
         del total
-        reducer.from_driver(state.parameters)
         state.next_round = round_index + 1
         if driver:
             after_round(state)
     return state
+
+
+def _step(state: RoundState, released: torch.Tensor, rate: float | None) -> None:
+    """The server's step, by a noised average or a part of it, in the same memory."""
+    stepped = state.stepped
+    # The update points downhill already; torch optimizers subtract a gradient.
+    stepped.grad = released.to(stepped.dtype).neg_()
+    if rate is not None:
+        for group in state.optimizer.param_groups:
+            group["lr"] = rate
+    state.optimizer.step()  # the first one allocates the optimizer's own vectors
+    stepped.grad = None

@@ -29,6 +29,7 @@ from uedp_ray.corpus.vocabulary import SPECIAL, Vocabulary
 from uedp_ray.errors import InputError, within
 from uedp_ray.plan import Plan, cautions_of
 from uedp_ray.privacy.ledger import Ledger
+from uedp_ray.privacy.sampling import BLOCK
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.base import Storage
 from uedp_ray.storage.files import check_regular, checksum, make_folder, replacing, write_json
@@ -269,6 +270,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
             "vocabulary": checksums(run.vocabulary),
             "starts": starts_of(asked.used),
             "public_source": asked.public_source,
+            "draw_block": BLOCK,
             "sentence_weight": checksum(run.sentence_weight),
             "mechanism": None if plan.mechanism is None else plan.mechanism.to_dict(),
             "numbered": text.corpus.numbered,

@@ -1,7 +1,7 @@
 """One worker of a run, from an opened run directory to the exported model.
 
-The worker of rank 0 is also the driver of the rounds and steps the server's optimizer. Every other worker only computes
-clipped sums over its share of a round's users.
+The worker of rank 0 is also the driver of the rounds and steps the server's optimizer. Every other worker computes clipped
+sums over its share of a round's users, and scores its share of the evaluation text.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
 from uedp_ray.tasks.metrics import metric_of
-from uedp_ray.training.balance import Balance, loads_of
+from uedp_ray.training.balance import Balance, DrawingTeam, loads_of
+from uedp_ray.training.calls import Calls
 from uedp_ray.training.driver import RunDriver, Scored
 from uedp_ray.training.epochs import Sentences, Source, run_epochs
 from uedp_ray.training.evaluate import score
@@ -28,10 +30,11 @@ from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.network import make_model
 from uedp_ray.training.optimizers import server_optimizer
 from uedp_ray.training.prepared import Prepared, make_task
-from uedp_ray.training.reduce import Reducer
+from uedp_ray.training.reduce import PartsReducer, Reducer
 from uedp_ray.training.representation import private_vectors
 from uedp_ray.training.rounds import RoundState, run_rounds, server_rate
 from uedp_ray.training.rundir import RunDir, sampling_key
+from uedp_ray.training.sharding import Shard, is_sharded
 from uedp_ray.updates.base import LocalUpdate, exact_arithmetic, local_update
 
 
@@ -66,8 +69,10 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     parameters = params.get().to(device)
     state = RoundState(parameters, server_optimizer(parameters, config.training))
     weights = plan.weights(corpus)
-    sampler = PoissonSampler(sampling_key(run, config))
-    users = np.arange(corpus.num_users)
+    team = None
+    if num_workers > 1:
+        team = DrawingTeam(rank=rank, num_workers=num_workers, reducer=reducer, device=device)
+    sampler = PoissonSampler(sampling_key(run, config), block=prepared.draw_block, team=team)
     update = local_update(plan, model, params, task, prepared.tokens.sentence, device)
     ordinary = config.training.loop == "epochs"
     if not ordinary:
@@ -80,7 +85,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     def local_sum(parameters: torch.Tensor, round_index: int, attempt: int) -> torch.Tensor:
         selections = plan.select(
             corpus,
-            users,
+            None,
             sampler,
             round_index=round_index,
             attempt=attempt,
@@ -90,25 +95,46 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         )
         return LocalUpdate.sum_updates(update, parameters, selections, round_index)  # whatever hides it in the object
 
-    driver = None
+    shared = num_workers > 1 and not ordinary  # of epochs the others have no part
+    texts = prepared.to_score() if reducer.is_driver or shared else []
+    calls = Calls(reducer, device)
+
+    def summed() -> list[tuple[float, ...]]:
+        params.set(state.parameters)
+        how: dict[str, Any] = {
+            "batch_tokens": config.training.batch_tokens,
+            "bf16": config.training.precision == "bf16",
+        }
+        if shared:
+            how |= {"rank": rank, "num_workers": num_workers, "reducer": reducer}
+        with update.isolated():  # otherwise state from this text would stay in the network and affect later rounds
+            return [score(model, task, said, device=device, **how) for said, _ in texts]
+
+    sums_of_texts = calls.add(summed) if shared else summed
+
+    def evaluate() -> Scored:
+        if not texts:
+            return Scored(dict.fromkeys(metric_of(config).names), {})
+        sums = sums_of_texts()
+        scores = [task.scores(found, size) for found, (_, size) in zip(sums, texts, strict=True)]
+        return Scored(scores[0], task.by_category(sums[0]), *scores[1:])
+
+    driver, shard = None, None
+    if shared:
+        _share_state(state, reducer)  # the first scores are of these, wherever they come from
     if reducer.is_driver:
-        texts = prepared.to_score()
-
-        def evaluate() -> Scored:
-            params.set(state.parameters)
-            if not texts:
-                return Scored(dict.fromkeys(metric_of(config).names), {})
-            batch_tokens, bf16 = config.training.batch_tokens, config.training.precision == "bf16"
-            with update.isolated():  # otherwise state from this text would stay in the network and affect later rounds
-                sums = [
-                    score(model, task, said, device=device, batch_tokens=batch_tokens, bf16=bf16) for said, _ in texts
-                ]
-            scores = [task.scores(found, size) for found, (_, size) in zip(sums, texts, strict=True)]
-            return Scored(scores[0], task.by_category(sums[0]), *scores[1:])
-
         driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
         driver.resume()
+    if shared:
+        calls.number(_READY)
     _share_state(state, reducer)
+    sharded = shared and is_sharded(config.training, num_params=params.num, num_workers=num_workers)
+    if shared and calls.number(int(sharded)):  # all as the driver does: sums would be of something else
+        shard = Shard(plan, weights, cast(PartsReducer, reducer), state.parameters)
+        state.optimizer = shard.optimizer(state.optimizer, stepped=state.next_round > 0)
+        kept = calls.add(partial(shard.kept, state.optimizer))
+        if driver:
+            driver.kept = kept
     try:
         if not ordinary:
             run_rounds(
@@ -118,6 +144,8 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
                 local_sum=local_sum,
                 reducer=reducer,
                 driver=driver,
+                number=calls.number,
+                shard=shard,
                 after_round=driver.after_round if driver else lambda state: None,
             )
         elif driver:  # the other workers have nothing to do
@@ -126,10 +154,14 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
                 source = private_vectors(run, prepared, model, task, update.isolated)
             run_epochs(state, config.training, source=source, model=model, params=params, task=task, driver=driver)
     except KeyboardInterrupt:  # in the command's own process: Ray ends its workers without one
-        if driver:
+        if driver and shard is None:
             driver.interrupted()
         raise
     _write_diagnostics(run, rank, update)
+    if shared:
+        if driver:
+            driver.conclude()
+        calls.number(_READY)
     if driver:
         params.set(state.parameters)
         with replacing(run.model) as new:
@@ -137,6 +169,10 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
             vocabulary.save(new, longest=longest_input(model))
             (new / TRAINED_HERE).touch()
         driver.finish()
+
+
+_READY = 0
+"""Sent when the driver needs the others no more, for now."""
 
 
 def _share_state(state: RoundState, reducer: Reducer) -> None:
