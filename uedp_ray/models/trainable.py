@@ -91,6 +91,8 @@ def _add_lora(model: nn.Module, config: ModelConfig, seed: int) -> nn.Module:
         fan_in_fan_out=transposed == {True},
         lora_dropout=0.0,
     )
+    if not hasattr(type(model), "is_gradient_checkpointing"):  # peft would have gradients go beyond adapters, in vain
+        model.is_gradient_checkpointing = False  # type: ignore[assignment]
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)  # peft's use
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # both kinds of layers: peft sorts it out
