@@ -1,7 +1,7 @@
 """Counts the memory of a pass with the gradient of every sentence, of large networks, without the memory for one.
 
     python benchmarks/memory.py [--size qwen2.5-7b|llama-3.2-1b|gpt2|small] [--sentences 1] [--tokens 1024]
-        [--trainable lora|full|...] [--precision float32|bf16] [--base-dtype float32|bf16]
+        [--trainable lora|full|...] [--precision float32|bf16] [--base-dtype float32|bf16] [--gradient-checkpointing]
 
 Tensors have shapes and no values (torch's fake tensors), and every one that an operation makes is counted until it is let go
 of: what kernels take for themselves, and an allocator for gaps, is not seen. The network has its published shape and no
@@ -27,6 +27,7 @@ from uedp_ray.config import ModelConfig
 from uedp_ray.models.gradients import sentence_gradients
 from uedp_ray.models.held import hold
 from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.recomputed import recompute_blocks
 from uedp_ray.models.trainable import select_trainable
 from uedp_ray.tasks.base import Batch
 from uedp_ray.tasks.next_word import NextWord
@@ -115,12 +116,16 @@ def network(size: str, tokens: int, config: ModelConfig) -> nn.Module:
     return model
 
 
-def measure(size: str, sentences: int, tokens: int, config: ModelConfig, precision: str) -> tuple[int, int, int, int]:
+def measure(
+    size: str, sentences: int, tokens: int, config: ModelConfig, precision: str, *, recomputed: bool
+) -> tuple[int, int, int, int]:
     """Trained parameters; bytes of the network; the most bytes of a pass beside it; and what is kept of it."""
     task = NextWord(bos_id=0, eos_id=0, pad_id=0, max_length=tokens)
     made_up = task.collate([np.arange(1, tokens)] * sentences)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = network(size, tokens, config)
+        if recomputed:
+            recompute_blocks(model)
         params = FlatParameters(model)
         batch = Batch(*(mode.from_tensor(each) for each in (made_up.input_ids, made_up.targets, made_up.lengths)))
         weights = {each.untyped_storage()._cdata: each.nbytes for each in (*model.parameters(), *model.buffers())}
@@ -140,9 +145,13 @@ def main() -> None:
     parser.add_argument("--trainable", default="lora", choices=["full", "lora", "bias_norm", "head"])
     parser.add_argument("--precision", default="bf16", choices=["float32", "bf16"])
     parser.add_argument("--base-dtype", default="float32", choices=["float32", "bf16"])
+    parser.add_argument("--gradient-checkpointing", action="store_true")
     asked = parser.parse_args()
     config = ModelConfig(trainable=asked.trainable, base_dtype=asked.base_dtype)
-    num, weights, peak, kept = measure(asked.size, asked.sentences, asked.tokens, config, asked.precision)
+    recomputed = asked.gradient_checkpointing
+    num, weights, peak, kept = measure(
+        asked.size, asked.sentences, asked.tokens, config, asked.precision, recomputed=recomputed
+    )
     print(
         f"{asked.size}, {num / 1e6:.1f} million trained parameters, {asked.sentences} x {asked.tokens} tokens, "
         f"{asked.precision}: network {weights / 1e9:.1f} GB, pass {peak / 1e9:.1f} GB, kept {kept / 1e9:.2f} GB, "

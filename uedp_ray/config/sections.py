@@ -318,6 +318,9 @@ class TrainingConfig:
     """``auto``: a GPU where Ray gave one or there is one, else the CPU."""
     precision: Literal["float32", "bf16"] = "float32"
     """``bf16``: forward and backward under autocast; norms, sums, noise and parameters stay float32 or wider."""
+    gradient_checkpointing: bool = field(default=False, metadata=ADDED)
+    """Whether activations of a network's blocks are computed again in the backward pass, and not kept for it: less memory, a
+    third more time, the same results."""
     batch_tokens: int = 4096
     """Padded tokens a worker puts through the model at once."""
     seed: int = 0

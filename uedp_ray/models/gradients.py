@@ -120,19 +120,16 @@ def sentence_gradients(
     if not len(batch):  # an empty cohort is an ordinary round
         return SentenceGradients(params.get().new_zeros(0), params, {})
     recorder = Recorder(params, len(batch))
-    with (
-        torch.enable_grad(),
-        torch.autocast(batch.input_ids.device.type, autocast_dtype, enabled=autocast_dtype is not None),
-        recorder.watching(model),
-    ):
-        losses = task.losses(model, batch)
-    for call in recorder.calls:
-        call.check_unchanged()
-    recorded = {name for call in recorder.calls for name in call.names.values()}
-    rest = [(name, p) for name, p in zip(params.names, params.tensors, strict=True) if name not in recorded]
-    # Asking for output gradients only spares the weight gradients, which the sums would compute again.
-    inputs = recorder.ends + [p for _, p in rest]
-    gradients = torch.autograd.grad(losses.sum(), inputs, allow_unused=True)[len(recorder.ends) :]
+    with recorder.watching(model):
+        device, lower = batch.input_ids.device.type, autocast_dtype is not None
+        with torch.enable_grad(), torch.autocast(device, autocast_dtype, enabled=lower):
+            losses = task.losses(model, batch)
+        recorder.end()
+        recorded = {name for call in recorder.calls for name in call.names.values()}
+        rest = [(name, p) for name, p in zip(params.names, params.tensors, strict=True) if name not in recorded]
+        # Asking for output gradients only spares the weight gradients, which the sums would compute again.
+        inputs = recorder.ends + [p for _, p in rest]
+        gradients = torch.autograd.grad(losses.sum(), inputs, allow_unused=True)[len(recorder.ends) :]
     for (name, _), gradient in zip(rest, gradients, strict=True):
         if gradient is not None:
             raise InputError(name, "trainable", BYPASSED)

@@ -13,6 +13,7 @@
     >>> recorder = Recorder(FlatParameters(model), num_sentences=2)
     >>> with recorder.watching(model):
     ...     losses = task.losses(model, task.collate([np.array([5, 7, 9]), np.array([4])]))
+    ...     recorder.end()
     ...     gradients = torch.autograd.grad(losses.sum(), recorder.ends)
     >>> factors = recorder.factors(losses)
     >>> tuple(factors["transformer.h.0.attn.c_proj.weight"].full[0].shape)    # left and right would be as much, of T = 4
@@ -44,7 +45,9 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.awd_lstm import RecurrentLinear
 from uedp_ray.models.factors import Factors, contracted, smaller
 from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.recomputed import within
 
+_NOT_AGAIN = "set training.gradient_checkpointing: false"
 BYPASSED = "used without calling its module; per-sentence gradient unknown: freeze it"
 
 
@@ -64,6 +67,9 @@ class _Call:
     """Of autograd, that computes on from the gradient of its output."""
     changes: Tensor
     """Counts those of the output in place, of which it keeps nothing."""
+    version: int
+    taken: bool = False
+    """Whether there are arguments: those of a block that is computed again are taken then."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     versions: list[int] = field(default_factory=list)
@@ -72,7 +78,7 @@ class _Call:
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs = tuple(a.detach() if isinstance(a, Tensor) else a for a in args), kwargs
-        self.versions = self._versions()
+        self.versions, self.taken = self._versions(), True
 
     def let_go(self) -> None:
         self.args, self.kwargs, self.gradient = (), {}, None
@@ -80,6 +86,8 @@ class _Call:
     def check(self, num_sentences: int) -> None:
         """Raises: InputError for what would silently give a wrong gradient."""
         assert self.gradient is not None
+        if not self.taken:
+            raise InputError(self.path, type(self.module).__name__, f"it is not computed again: {_NOT_AGAIN}")
         self.check_unchanged()
         if self.gradient.shape[0] != num_sentences:
             remedy = "applied once for the whole batch, per-sentence gradient unknown: freeze it"
@@ -87,12 +95,12 @@ class _Call:
 
     def check_unchanged(self) -> None:
         """Raises: InputError if the gradient could be of something else, or asked for elsewhere."""
-        if self.versions != self._versions():
+        if self.changes._version != self.version or self.versions != self._versions():
             remedy = "its input or output is changed in place: freeze it"
             raise InputError(self.path, type(self.module).__name__, remedy)
 
     def _versions(self) -> list[int]:
-        return [self.changes._version, *(a._version for a in self.args if isinstance(a, Tensor))]
+        return [a._version for a in self.args if isinstance(a, Tensor)]
 
 
 class _Piece(NamedTuple):
@@ -116,10 +124,14 @@ class Recorder:
         self._names = {id(p): name for name, p in zip(params.names, params.tensors, strict=True)}
         self._shapes = dict(zip(params.names, params.shapes, strict=True))
         self._num_sentences = num_sentences
+        self._again: dict[nn.Module, _Call | None] = {}
+        self._passed = False
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
+        """Surrounds the forward pass, ``end``, and the backward pass."""
         handles = []
+        self._again = dict.fromkeys(within(model))
         for path, module in model.named_modules():
             own = module.named_parameters(recurse=False)
             names = {attribute: self._names[id(p)] for attribute, p in own if id(p) in self._names}
@@ -135,19 +147,47 @@ class Recorder:
     def _called(self, path: str, names: dict[str, str], module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not isinstance(output, Tensor):
             raise InputError(path, type(output).__name__, "only modules returning one tensor are known: freeze it")
+        if self._passed:
+            self._called_again(module, args, kwargs)
+            return
         changes = output.detach()
         changes.data = output.new_empty(0)  # the memory goes, the count stays
-        call = _Call(path, module, names, output.grad_fn, changes)
-        call.take(args, kwargs)
+        call = _Call(path, module, names, output.grad_fn, changes, changes._version)
+        if module not in self._again:
+            call.take(args, kwargs)
+        elif self._again[module] is not None:
+            raise InputError(path, type(module).__name__, f"it is called twice: {_NOT_AGAIN}")
+        else:
+            self._again[module] = call
         self.calls.append(call)
         if output.requires_grad:
             output.register_hook(partial(self._given, call))
             if not any(isinstance(a, Tensor) and a.grad_fn is not None for a in args):
                 self.ends.append(output)
 
+    def end(self) -> None:
+        """Ends the forward pass. Raises: InputError for a call whose gradient could not be known."""
+        for call in self.calls:
+            call.check_unchanged()
+        self._passed = True
+
+    def _called_again(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """In a backward pass, before or after the gradient of the output is there."""
+        call = self._again.get(module)
+        if call is None or call.taken:
+            raise InputError("model", type(module).__name__, f"a backward pass calls it once more: {_NOT_AGAIN}")
+        call.take(args, kwargs)
+        if call.gradient is not None and _kind(module) is not None:
+            with torch.autocast(
+                call.gradient.device.type, enabled=False
+            ):  # which is on while a block is computed again
+                self._file(call)
+
     def _given(self, call: _Call, gradient: Tensor) -> None:
         call.gradient = gradient.detach()
-        if _kind(call.module) is not None:  # what is recomputed waits: this is no place for a pass of its own
+        if (
+            call.taken and _kind(call.module) is not None
+        ):  # what is recomputed waits: this is no place for a pass of its own
             self._file(call)
 
     @torch.no_grad()
@@ -176,7 +216,7 @@ class Recorder:
             factors.join()
         for call in self.calls:  # outputs have hooks, which have the recorder: nobody would look for that circle soon
             call.node = None
-        self.calls, self.ends = [], []
+        self.calls, self.ends, self._again = [], [], {}
         return found
 
 
