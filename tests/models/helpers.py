@@ -60,11 +60,11 @@ def spread(model: nn.Module) -> nn.Module:
 
 
 def reference_gradients(model: nn.Module, params: FlatParameters, task: Task, batch: Batch) -> Tensor:
-    """(B, P), one backward pass per sentence through the whole batch (so that dropout masks are the same)."""
-    losses = task.losses(model, batch)
-    rows = []
-    for loss in losses:
-        gradients = torch.autograd.grad(loss, params.tensors, retain_graph=True, allow_unused=True)
+    """(B, P), one pass per sentence through the whole batch, with the same dropout masks."""
+    state, rows = torch.get_rng_state(), []
+    for x in range(len(batch)):
+        torch.set_rng_state(state)
+        gradients = torch.autograd.grad(task.losses(model, batch)[x], params.tensors, allow_unused=True)
         filled = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, params.tensors, strict=True)]
         rows.append(torch.cat([g.flatten() for g in filled]))
     return torch.stack(rows)

@@ -13,7 +13,7 @@ import peft
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaConfig, MambaConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, GPTJConfig, LlamaConfig, LlamaForCausalLM, MambaConfig
 
 from tests.models.helpers import TASK, VOCABULARY, sentences, tiny, tiny_llama
 from uedp_ray.config import ModelConfig
@@ -85,6 +85,18 @@ def test_lora_is_merged_on_saving(network: str, tmp_path: Path) -> None:
     assert not any("lora" in name for name, _ in loaded.named_parameters())
     torch.testing.assert_close(loss(loaded), adapted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(loss(model), adapted, rtol=0, atol=0)  # training can go on
+
+
+def test_merging_copies_no_more_than_what_adapters_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a large network, on the GPU that trained it, would end the run when all of its budget is spent."""
+    model = select_trainable(tiny_llama(), ModelConfig(trainable="lora"), seed=0)
+    before, written = FlatParameters(model).get(), []
+    of_model = {each.data_ptr(): name for name, each in model.named_parameters() if "lora" not in name}
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", lambda merged, path: written.append(merged))
+    save_model(model, tmp_path)
+    shared = {name for name, each in written[0].named_parameters() if each.data_ptr() in of_model}
+    assert shared == {name for name, _ in tiny_llama().named_parameters() if "proj" not in name}
+    assert torch.equal(FlatParameters(model).get(), before)
 
 
 def test_pretrained_from_a_folder_runs_without_its_dropout(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.models.helpers import LENGTHS, TASK, VOCABULARY, reference_gradients,
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models import gradients as module_under_test
+from uedp_ray.models import recorder as recorder_module
 from uedp_ray.models.build import build_model
 from uedp_ray.models.factors import Factors
 from uedp_ray.models.gradients import SentenceGradients, check_exact, sentence_gradients
@@ -160,6 +162,10 @@ class Toy(nn.Module):
             x = x + self.position(position_ids[:1])
         elif self.kind == "in place":
             x = x.relu_()
+        elif self.kind == "input in place":
+            x = self.mix(x) + x.relu_()
+        elif self.kind == "bypass of a known one":
+            x = self.position(position_ids) + self.head(x.detach() @ self.mix.weight) @ self.head.weight
         elif self.kind == "bypass":
             x = x @ self.mix.weight + self.grid.weight.flatten()
         elif self.kind == "batch norm":
@@ -180,7 +186,14 @@ def test_unknown_layers_and_repeated_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "field"), [("shared positions", "position"), ("in place", "mix"), ("bypass", "grid.weight")]
+    ("kind", "field"),
+    [
+        ("shared positions", "position"),
+        ("in place", "mix"),
+        ("input in place", "mix"),
+        ("bypass", "grid.weight"),
+        ("bypass of a known one", "head"),
+    ],
 )
 def test_refuses_what_it_cannot_know(kind: str, field: str) -> None:
     model = toy(kind)
@@ -198,6 +211,53 @@ def test_check_exact_finds_mixed_sentences(kind: str) -> None:
         model.norm.requires_grad_(False)  # type: ignore[union-attr]
     with pytest.raises(InputError, match="not exact"):
         check_exact(model, FlatParameters(model), TASK, TASK.collate(sentences()))
+
+
+@pytest.mark.parametrize("network", ["gpt2", "llama", "awd_lstm"])
+def test_of_adapters_nothing_is_kept_until_the_end_but_their_gradients(
+    network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs, outputs and gradients of every layer, as long as the sentence, took more than half of a pass."""
+    model = prepare(tiny_llama() if network == "llama" else tiny(network), "lora")
+    params, batch, kept = FlatParameters(model), TASK.collate(sentences()), []
+    file, ends = recorder_module.Recorder._file, recorder_module.Recorder.factors
+
+    def filed(recorder: object, call: object) -> None:
+        file(recorder, call)
+        assert (call.args, call.kwargs, call.gradient) == ((), {}, None)  # type: ignore[attr-defined]
+        kept.extend((piece.of, call.path) for piece in call.pieces)  # type: ignore[attr-defined]
+
+    def ended(recorder: object, losses: Tensor) -> dict[str, Factors]:
+        assert all(call.pieces for call in recorder.calls)  # type: ignore[attr-defined]
+        assert not any(call.changes.untyped_storage().nbytes() for call in recorder.calls)  # type: ignore[attr-defined]
+        return ends(recorder, losses)
+
+    monkeypatch.setattr(recorder_module.Recorder, "_file", filed)
+    monkeypatch.setattr(recorder_module.Recorder, "factors", ended)
+    sentence_gradients(model, params, TASK, batch)
+    factored = {path for of, path in kept if of != "full"}
+    assert all("recurrent" in path for path in factored)  # one position at a time
+    assert bool(factored) == (network == "awd_lstm")
+
+
+@pytest.mark.parametrize("part", ["full", "lora"])
+def test_a_pass_leaves_nothing_for_the_garbage_collector(part: str) -> None:
+    """It is seldom asked: memory of passes before would pile up."""
+
+    def live() -> int:
+        return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+
+    model = prepare(tiny_llama(), part)
+    params, batch = FlatParameters(model), TASK.collate(sentences())
+    sentence_gradients(model, params, TASK, batch)
+    gc.collect()
+    gc.disable()
+    try:
+        before = live()
+        sentence_gradients(model, params, TASK, batch)
+        assert live() == before
+    finally:
+        gc.enable()
 
 
 def test_empty_batch() -> None:

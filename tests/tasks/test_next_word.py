@@ -58,6 +58,14 @@ def test_losses_and_their_gradient_are_those_of_cross_entropy(spread: float, dty
     assert not found[1, 2:].any()
 
 
+def test_a_gradient_is_made_of_the_probabilities_and_only_once() -> None:
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    losses = cross_entropy(logits, torch.ones(2, 3, dtype=torch.int64))
+    torch.autograd.grad(losses.sum(), logits, retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(losses.sum(), logits)
+
+
 def test_a_loss_that_is_no_number_stays_in_its_row(device: str) -> None:
     logits = torch.zeros(3, 2, 7, device=device)
     logits[0, 1, 3], logits[2, 0, 0] = torch.nan, torch.inf

@@ -125,6 +125,26 @@ def test_it_keeps_its_tokenizer_from_pretraining_to_prediction(folder, request, 
         )
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_base_that_is_held_in_bfloat16_trains_and_is_handed_on_whole(precision, small, corpora, tmp_path):
+    """It is pre-trained and read again in float32, and scores what the model that is written scores."""
+    model = {"architecture": "pretrained", "path": str(small), "max_length": 12, "trainable": "lora", "lora_rank": 2}
+    model |= {"base_dtype": "bf16"}
+    training = {"num_rounds": 2, "precision": precision}
+    config = run_config(corpora, model=model, training=training, pretrain=PUBLIC, vocabulary={})
+    pretrain(config, tmp_path / "public")
+    warm = model | {"warm_start": str(tmp_path / "public" / "model")}
+    result = train(run_config(corpora, model=warm, training=training, vocabulary={}), tmp_path / "warm", workers=0)
+    export(tmp_path / "warm", tmp_path / "out")
+    for folder in (tmp_path / "public", tmp_path / "warm", tmp_path / "out"):
+        written = AutoModelForCausalLM.from_pretrained(folder / "model")
+        assert {each.dtype for each in written.parameters()} == {torch.float32}
+    tokenizer = AutoTokenizer.from_pretrained(small)
+    by_hand = hand_perplexity(written.eval(), tokenizer, corpora, 12, tokenizer.convert_tokens_to_ids("<s>"))
+    assert result["perplexity"] == pytest.approx(by_hand, rel=1e-5 if precision == "float32" else 0.02)
+    assert predict(tmp_path / "warm", ["once"]) == predict(tmp_path / "out", ["once"])
+
+
 def test_without_a_tokenizer_beside_it_one_is_asked_for(small, corpora, tmp_path):
     for file in small.glob("tokenizer*"):
         file.unlink()

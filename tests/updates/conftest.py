@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from uedp_ray.models import recorder
 from uedp_ray.models.factors import Factors
 from uedp_ray.updates import gradient
 
@@ -12,5 +13,6 @@ def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     if request.param == "all kept":
         every = property(lambda self: not self.full and self.scale is None)
         monkeypatch.setattr(Factors, "worth_keeping", every)
+        monkeypatch.setattr(recorder, "smaller", lambda *of: True)
         monkeypatch.setattr(gradient, "_PROBED", {})
     return request.param

@@ -196,6 +196,8 @@ def test_a_network_whose_gradients_cannot_be_had_is_refused_in_a_line(monkeypatc
     worker = Worker(make("gpt2"), sentences())
     sizes = {"hidden_size": 8, "ffn_dim": 8, "word_embed_proj_dim": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
     worker.model = OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=32, **sizes)).eval()
+    worker.model.requires_grad_(False)
+    worker.model.model.decoder.embed_positions.requires_grad_(True)  # the others are named, as what sees no sentences
     worker.params = FlatParameters(worker.model)
     with pytest.raises(InputError, match="cannot be computed"):
         worker.update().probe()

@@ -30,6 +30,7 @@ NETWORKS = {
     "awd_lstm dropout": {**AWD, **ALL_DROPOUTS},
     "llama": {"architecture": "pretrained"},
     "llama lora": {"architecture": "pretrained", "trainable": "lora", "lora_rank": 2},
+    "llama held": {"architecture": "pretrained", "trainable": "lora", "lora_rank": 2, "base_dtype": "bf16"},
 }
 
 

@@ -308,9 +308,9 @@ class RunConfig:
         """SHA-256 over the resolved config, less what may change on resume (name and machine settings)."""
         tree = to_digest(self)
         del tree["name"]
-        for key in ("num_workers", "max_failures", "device", "batch_tokens", "evaluate_every", "checkpoint_every"):
-            del tree["training"][key]
-        tree["training"].pop("aggregation", None)  # no part of earlier digests
+        machine = ("num_workers", "aggregation", "max_failures", "device", "gradient_checkpointing", "batch_tokens")
+        for key in (*machine, "evaluate_every", "checkpoint_every"):
+            tree["training"].pop(key, None)  # it may be younger than digests
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 

@@ -241,6 +241,8 @@ class ModelConfig:
     """The product of their two factors is scaled by this over ``lora_rank``."""
     lora_targets: tuple[str, ...] = field(default=(), metadata=WORDS)
     """Module-name suffixes; empty means every linear layer but the output head, which is adapted if it is named."""
+    base_dtype: Literal["float32", "bf16"] = field(default="float32", metadata=ADDED)
+    """``lora`` only: what the frozen network is held in. ``bf16``: half the memory; adapters stay float32."""
     warm_start: str = ""
     """Checkpoint folder written by ``pretrain``."""
 
@@ -254,6 +256,11 @@ class ModelConfig:
                 raise InputError(f"model.{name}", getattr(self, name), f"must be {most} or less")
         positive("model.init_range", self.init_range, optional=True)
         positive("model.lora_alpha", self.lora_alpha)
+        if self.base_dtype != "float32" and self.trainable != "lora":
+            remedy = (
+                f"model.trainable is {self.trainable}, and what is trained is float32: use that, or trainable: lora"
+            )
+            raise InputError("model.base_dtype", self.base_dtype, remedy)
         for name in ("embedding", "input", "hidden", "weight", "output"):
             probability(f"model.dropout_{name}", getattr(self, f"dropout_{name}"))
         if self.architecture == "gpt2" and self.hidden_size % self.num_heads:
@@ -314,6 +321,9 @@ class TrainingConfig:
     """``auto``: a GPU where Ray gave one or there is one, else the CPU."""
     precision: Literal["float32", "bf16"] = "float32"
     """``bf16``: forward and backward under autocast; norms, sums, noise and parameters stay float32 or wider."""
+    gradient_checkpointing: bool = field(default=False, metadata=ADDED)
+    """Whether activations of a network's blocks are computed again in the backward pass, and not kept for it: less memory, a
+    third more time, the same results."""
     batch_tokens: int = 4096
     """Padded tokens a worker puts through the model at once."""
     seed: int = 0

@@ -3,8 +3,11 @@
 build.py         ModelConfig -> network, from random values or a warm start
 architecture.py  the interface of architectures; gpt2.py, awd_lstm.py, pretrained.py: one each
 saved.py         saving, loading, and the checks of a folder
+held.py          frozen matrices in bfloat16
 trainable.py     which part is trained: everything, LoRA, biases and norms, head
 parameters.py    the trainable part as one vector
+recorder.py      what a pass leaves of each sentence's gradient
+recomputed.py    activations that are computed again, not kept
 gradients.py     per-sentence norms and weighted sums without a (sentences, parameters) matrix
 isolation.py     every pass starts in the same state
 masks.py         dropout that belongs to one sentence each

@@ -14,7 +14,7 @@
 Source: Merity, Keskar, Socher, "Regularizing and Optimizing LSTM Language Models" (2018), section 4. One bias per gate
 instead of cuDNN's two (the same functions), and whole words are dropped per sentence instead of per batch.
 
-Every product with a weight goes through a module call, so that ``gradients.py`` sees its factors. Masks belong to one
+Every product with a weight goes through a module call, so that ``recorder.py`` sees its factors. Masks belong to one
 sentence each, except the DropConnect mask, which a forward pass shares. Drawn from torch's default generator, they depend
 on which sentences share a pass; under ``mask_seeds`` they depend on the seeds alone.
 

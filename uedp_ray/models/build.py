@@ -26,6 +26,7 @@ from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.architecture import Tokens, architecture
 from uedp_ray.models.heads import from_settings, taken_over
+from uedp_ray.models.held import hold, read_in
 from uedp_ray.models.pretrained import pretrained_config
 from uedp_ray.models.saved import load_model, read_settings, unfilled
 from uedp_ray.models.trainable import lora_layers
@@ -43,7 +44,7 @@ def build_model(
     replace_embeddings: bool = False,
     head: Head = NEXT_WORD,
 ) -> nn.Module:
-    """A float32 network on the CPU, all parameters trainable, in evaluation mode.
+    """A float32 network on the CPU, all parameters trainable, in evaluation mode; see ``held`` for ``config.base_dtype``.
 
     ``config.warm_start`` replaces the initial values, but for those of a head that it lacks.
 
@@ -63,14 +64,14 @@ def build_model(
         model = architecture(config.architecture).build(config, tokens, head)
     if config.warm_start:
         with _as_start(config):
-            start = load_model(config.warm_start)
+            start = load_model(config.warm_start, read_in(config))
         taken = taken_over(model, start)
         if taken is None:
             raise _misfit(config)
         model.load_state_dict(
             {name: value for name, value in start.state_dict().items() if name in taken}, strict=False
         )
-    return model.eval()
+    return hold(model.eval()) if config.base_dtype == "bf16" else model.eval()
 
 
 def pretraining_head(config: ModelConfig) -> Head:

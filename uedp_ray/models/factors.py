@@ -30,6 +30,27 @@ TERMS = 256
 """Terms of a dot product that are added up in the type of the factors; their sums are added in float64."""
 
 
+_ALIGNED = 16
+"""The elements from row to row are a multiple of it. If rows start at different places of a cache line, a product that is
+written there is summed in a different order from row to row (MKL)."""
+
+
+def aligned(like: Tensor, num: int, width: int) -> Tensor:
+    """(num, width) zeros, in rows that begin at like places of a cache line."""
+    return like.new_zeros(num, -(-width // _ALIGNED) * _ALIGNED)[:, :width]
+
+
+def smaller(left: Tensor, right: Tensor, shape: torch.Size) -> bool:
+    """Whether (B, T, I) and (B, T, J) are smaller than the (B, I, J) that they form."""
+    return left[0].numel() + right[0].numel() < shape.numel()
+
+
+def contracted(left: Tensor, right: Tensor) -> Tensor:
+    """(B, I, J): what (B, T, I) and (B, T, J) form, a row by itself."""
+    shape = left.shape[2], right.shape[2]
+    return torch.bmm(left.mT, right, out=aligned(right, len(right), shape[0] * shape[1]).unflatten(1, shape))
+
+
 @dataclass
 class Factors:
     """One parameter's gradients: ``scale * (left^T right) + (rows added up at ids) + full``, any of which may be absent.

@@ -14,11 +14,11 @@
     ...     first, tuple(rows.shape) == (2, params.num), bool((rows.norm(dim=1) > 0).all())
     (0, True, True)
 
-One forward and one backward pass record, for every module that owns trainable parameters, its input and the gradient
-of its output. A linear layer's gradient for sentence x is then ``left_x^T right_x``, a sum of T outer products; uses of
-one parameter in several places (tied embeddings, a recurrent matrix) are added up. Any other module is recomputed under
-``vmap(vjp)``. Every sentence's gradient is formed as a vector of its own: what is clipped is what is summed, to the bit,
-at any precision of the passes. Every product has a shape that follows from the batch's shape and the row alone, so that
+One forward and one backward pass record (``recorder``), for every module that owns trainable parameters, its input and the
+gradient of its output. A linear layer's gradient for sentence x is then ``left_x^T right_x``, a sum of T outer products;
+uses of one parameter in several places (tied embeddings, a recurrent matrix) are added up. Any other module is recomputed
+under ``vmap(vjp)``. Every sentence's gradient is formed as a vector of its own: what is clipped is what is summed, to the
+bit, at any precision of the passes. Every product has a shape that follows from the batch's shape and the row alone, so that
 batches of one shape treat a row alike, whatever the other rows hold. Sources: Goodfellow 2015 ("Efficient per-example
 gradient computations"); Bu et al. 2023 (book-keeping).
 
@@ -31,32 +31,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
-from torch.nn import functional as F
-from transformers.pytorch_utils import Conv1D
 
 from uedp_ray.errors import InputError
-from uedp_ray.models.awd_lstm import RecurrentLinear
-from uedp_ray.models.factors import Factors
+from uedp_ray.models.factors import Factors, aligned
 from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.recorder import BYPASSED, Recorder
 from uedp_ray.tasks.base import Batch, Task
 
 _CHUNK = {"cpu": 1 << 21, "cuda": 1 << 27}
 """Elements of formed gradients held at once: what stays in a CPU's cache, or 512 MiB of a GPU. At least one row."""
-
-_ALIGNED = 16
-"""The elements from row to row are a multiple of it. If rows start at different places of a cache line, a product that is
-written there is summed in a different order from row to row (MKL)."""
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in float32 or wider: bf16 activations are summed in float32."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class SentenceGradients:
@@ -94,7 +80,7 @@ class SentenceGradients:
 
     def _memory(self, num: int, names: Sequence[str]) -> Tensor:
         width = sum(self._shapes[name].numel() for name in names)
-        return self.losses.new_zeros(num, -(-width // _ALIGNED) * _ALIGNED)[:, :width]
+        return aligned(self.losses, num, width)
 
     def _form(self, which: slice, names: Sequence[str], rows: Tensor) -> None:
         """Writes gradients of some sentences to ``rows``, which are zeros where the losses do not depend on a parameter."""
@@ -109,23 +95,6 @@ class SentenceGradients:
         """(B,) float64 L2 norms."""
         norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for _, rows in self.chunks()]
         return torch.cat([*norms, self.losses.new_zeros(0, dtype=torch.float64)])
-
-
-@dataclass
-class _Call:
-    """One call of a module that owns trainable parameters (``names``: attribute -> full name)."""
-
-    path: str
-    module: nn.Module
-    names: dict[str, str]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Tensor
-    version: int = 0
-
-    def current_version(self) -> int:
-        """Counts changes in place: a changed input or output would silently give a wrong gradient."""
-        return sum(t._version for t in (self.output, *self.args) if isinstance(t, Tensor))
 
 
 def sentence_gradients(
@@ -150,126 +119,21 @@ def sentence_gradients(
     """
     if not len(batch):  # an empty cohort is an ordinary round
         return SentenceGradients(params.get().new_zeros(0), params, {})
-    calls: list[_Call] = []
-    handles = [
-        module.register_forward_hook(hook, with_kwargs=True) for module, hook in _recorders(model, params, calls)
-    ]
-    try:
-        with (
-            torch.enable_grad(),
-            torch.autocast(batch.input_ids.device.type, autocast_dtype, enabled=autocast_dtype is not None),
-        ):
+    recorder = Recorder(params, len(batch))
+    with recorder.watching(model):
+        device, lower = batch.input_ids.device.type, autocast_dtype is not None
+        with torch.enable_grad(), torch.autocast(device, autocast_dtype, enabled=lower):
             losses = task.losses(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    for call in calls:
-        if call.version != call.current_version():
-            raise InputError(
-                call.path, type(call.module).__name__, "its input or output is changed in place: freeze it"
-            )
-    recorded = {name for call in calls for name in call.names.values()}
-    rest = [(name, p) for name, p in zip(params.names, params.tensors, strict=True) if name not in recorded]
-    inputs = [call.output for call in calls] + [p for _, p in rest]
-    # Asking for output gradients only spares the weight gradients, which the sums would compute again.
-    gradients = torch.autograd.grad(losses.sum(), inputs, allow_unused=True)
-    for (name, _), gradient in zip(rest, gradients[len(calls) :], strict=True):
+        recorder.end()
+        recorded = {name for call in recorder.calls for name in call.names.values()}
+        rest = [(name, p) for name, p in zip(params.names, params.tensors, strict=True) if name not in recorded]
+        # Asking for output gradients only spares the weight gradients, which the sums would compute again.
+        inputs = recorder.ends + [p for _, p in rest]
+        gradients = torch.autograd.grad(losses.sum(), inputs, allow_unused=True)[len(recorder.ends) :]
+    for (name, _), gradient in zip(rest, gradients, strict=True):
         if gradient is not None:
-            raise InputError(
-                name, "trainable", "used without calling its module; per-sentence gradient unknown: freeze it"
-            )
-    factors: dict[str, Factors] = {}
-    shapes = dict(zip(params.names, params.shapes, strict=True))
-    for call, gradient in zip(calls, gradients, strict=False):
-        if gradient is not None:
-            _record(call, gradient, factors, shapes, len(losses))
-    for each in factors.values():
-        each.join()
-    return SentenceGradients(losses.detach(), params, factors)
-
-
-def _recorders(model: nn.Module, params: FlatParameters, calls: list[_Call]) -> Iterator[tuple[nn.Module, Any]]:
-    full_names = {id(p): name for name, p in zip(params.names, params.tensors, strict=True)}
-    for path, module in model.named_modules():
-        own = module.named_parameters(recurse=False)
-        names = {attribute: full_names[id(p)] for attribute, p in own if id(p) in full_names}
-        if not names:
-            continue
-
-        def hook(
-            module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path, names: dict[str, str] = names
-        ) -> None:
-            if not isinstance(output, Tensor):
-                raise InputError(path, type(output).__name__, "only modules returning one tensor are known: freeze it")
-            args = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
-            call = _Call(path, module, names, args, kwargs, output)
-            call.version = call.current_version()
-            calls.append(call)
-
-        yield module, hook
-
-
-@torch.no_grad()
-def _record(
-    call: _Call, gradient: Tensor, factors: dict[str, Factors], shapes: dict[str, torch.Size], num_sentences: int
-) -> None:
-    """Files the call's factors under the parameters it used."""
-    if call.output.shape[0] != num_sentences:
-        remedy = "applied once for the whole batch, per-sentence gradient unknown: freeze it"
-        raise InputError(call.path, tuple(call.output.shape), remedy)
-    of = {attribute: factors.setdefault(name, Factors(shapes[name])) for attribute, name in call.names.items()}
-    module, kind = call.module, type(call.module)  # exact types: a subclass may compute something else
-    normalizes = type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
-    if not normalizes and kind not in (nn.Linear, RecurrentLinear, Conv1D, nn.Embedding):
-        for attribute, value in _generic(call, gradient).items():
-            of[attribute].full.append(value)
-        return
-    b = _wide(gradient).reshape(num_sentences, -1, gradient.shape[-1])
-    if "bias" in of:
-        of["bias"].full.append(b.sum(1))
-    if "weight" not in of:
-        return
-    weight, a = of["weight"], call.args[0]
-    if kind is nn.Embedding:
-        ids = a.reshape(num_sentences, -1)
-        if module.padding_idx is not None:
-            b = torch.where((ids == module.padding_idx)[:, :, None], 0, b)
-        weight.ids.append(ids)
-        weight.rows.append(b)
-        return
-    a = _wide(a.detach())
-    if isinstance(module, nn.LayerNorm):
-        normalized = F.layer_norm(a, module.normalized_shape, eps=module.eps)
-        weight.full.append((normalized * _wide(gradient)).reshape(b.shape).sum(1))
-        return
-    a = a.reshape(num_sentences, -1, a.shape[-1])
-    left, right = (a, b) if kind is Conv1D else (b, a)  # Conv1D stores its weight as (inputs, outputs)
-    weight.left.append(left)
-    weight.right.append(right)
-    weight.scale = call.kwargs.get("scale") if kind is RecurrentLinear else None
-
-
-def _generic(call: _Call, gradient: Tensor) -> dict[str, Tensor]:
-    """(B, *shape) gradients of any module, recomputed from its recorded inputs.
-
-    Positional tensors with B rows belong to one sentence each; everything else is shared.
-    """
-
-    def wide(value: Any) -> Any:
-        return _wide(value.detach()) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    args = tuple(map(wide, call.args))
-    kwargs = {key: wide(value) for key, value in call.kwargs.items()}
-    own = {attribute: _wide(getattr(call.module, attribute).detach()) for attribute in call.names}
-    per_sentence = [isinstance(a, Tensor) and a.dim() > 0 and len(a) == len(gradient) for a in args]
-
-    def one(b: Tensor, *rows: Any) -> dict[str, Tensor]:
-        inputs = tuple(row[None] if mine else row for row, mine in zip(rows, per_sentence, strict=True))
-        pull = vjp(lambda values: functional_call(call.module, values, inputs, kwargs), own)[1]
-        return pull(b[None])[0]
-
-    axes = (0, *(0 if mine else None for mine in per_sentence))
-    return vmap(one, in_dims=axes)(_wide(gradient), *args)
+            raise InputError(name, "trainable", BYPASSED)
+    return SentenceGradients(losses.detach(), params, recorder.factors(losses))
 
 
 class InexactError(InputError):

@@ -36,6 +36,7 @@ from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.architecture import Architecture, Tokens
 from uedp_ray.models.heads import CLASSES, set_head
+from uedp_ray.models.held import read_in
 from uedp_ray.models.saved import (
     ADAPTER,
     MERGE,
@@ -59,7 +60,7 @@ def _build(config: ModelConfig, tokens: Tokens, head: Head) -> nn.Module:
     set_head(hub, tokens, head)
     with said_by_transformers("model.path", config.path):  # the architecture's own attention: not all have sdpa
         model = CLASSES[head.kind].from_pretrained(
-            config.path, config=hub, dtype=torch.float32, trust_remote_code=False
+            config.path, config=hub, dtype=read_in(config), trust_remote_code=False
         )
     if tokens.replaced:
         _replace_embeddings(model, tokens)

@@ -64,12 +64,12 @@ _MOST_HEADER = 100_000_000
 
 
 def save_model(model: nn.Module, path: str | Path) -> None:
-    """Writes ``config.json`` and safetensors to the folder ``path``; LoRA is merged into a copy first.
+    """Writes ``config.json`` and safetensors to the folder ``path``: float32, adapters merged.
 
     A transformers model can be read back by the ``from_pretrained`` of its class, any by ``load_model``.
     """
     if hasattr(model, "merge_and_unload"):
-        model = copy.deepcopy(model).merge_and_unload()  # type: ignore[operator]
+        model = _merged(model)
     folder = Path(path)
     if hasattr(model, "save_pretrained"):
         model.save_pretrained(path)  # type: ignore[operator]
@@ -79,6 +79,22 @@ def save_model(model: nn.Module, path: str | Path) -> None:
         (folder / "config.json").write_text(json.dumps(model.config_dict(), indent=2))  # type: ignore[operator]
     for weights in folder.glob("*.safetensors"):  # safetensors makes them readable for the owner alone
         weights.chmod((folder / "config.json").stat().st_mode)
+
+
+def _merged(model: nn.Module) -> nn.Module:
+    """The network with its adapters merged, in float32 or wider and on the CPU; ``model`` stays as it is.
+
+    Nothing is taken of the device that trains. Merged in the type that a base is held in, most of an adapter would be lost
+    to rounding. What no adapter changes is shared, if it is float32 and on the CPU already.
+    """
+    adapted = {id(tensor) for module in model.modules() if hasattr(module, "merge") for tensor in module.parameters()}
+    here: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        dtype = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+        moved = tensor.detach().to("cpu", dtype, copy=id(tensor) in adapted)
+        here[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
+    merged: nn.Module = copy.deepcopy(model, here).merge_and_unload()  # type: ignore[operator]
+    return merged
 
 
 def check_saveable(model: nn.Module) -> None:
@@ -111,12 +127,15 @@ def longest_by(hub: Any) -> int | None:
     return getattr(text, "max_position_embeddings", None)
 
 
-def load_model(path: str | Path) -> nn.Module:
-    """Reads what ``save_model`` wrote: float32, on the CPU, in evaluation mode. Raises InputError if it cannot."""
+def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Reads what ``save_model`` wrote, on the CPU, in evaluation mode. Raises InputError if it cannot.
+
+    ``dtype``: of a network of transformers; one of ours has float32.
+    """
     folder = Path(path)
     hub = read_settings(folder)
     try:
-        model = _filled(folder, hub).eval()
+        model = _filled(folder, hub, dtype).eval()
         with torch.no_grad():  # settings may be wrong in ways that only a pass shows
             model(input_ids=torch.zeros((1, min(2, longest_input(model) or 2)), dtype=torch.long))
     except MemoryError:
@@ -126,14 +145,14 @@ def load_model(path: str | Path) -> nn.Module:
     return model
 
 
-def _filled(folder: Path, hub: Any) -> nn.Module:
+def _filled(folder: Path, hub: Any, dtype: torch.dtype) -> nn.Module:
     own = own_network(hub.model_type)
     if own is not None:
         network = own.make(hub)
         safetensors.torch.load_model(network, str(folder / "model.safetensors"))
         return network
     model, found = CLASSES[saved_kind(hub)].from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+        folder, dtype=dtype, output_loading_info=True, trust_remote_code=False
     )
     if found["missing_keys"]:  # transformers would leave them at random values
         raise ValueError("weights are missing")

@@ -26,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from uedp_ray.config import ModelConfig
 from uedp_ray.errors import InputError
 from uedp_ray.models.heads import head_names
+from uedp_ray.models.held import widen
 
 
 def select_trainable(model: nn.Module, config: ModelConfig, *, seed: int) -> nn.Module:
@@ -90,11 +91,14 @@ def _add_lora(model: nn.Module, config: ModelConfig, seed: int) -> nn.Module:
         fan_in_fan_out=transposed == {True},
         lora_dropout=0.0,
     )
+    if not hasattr(type(model), "is_gradient_checkpointing"):  # peft would have gradients go beyond adapters, in vain
+        model.is_gradient_checkpointing = False  # type: ignore[assignment]
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)  # peft's use
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # both kinds of layers: peft sorts it out
         torch.manual_seed(seed)
         adapted = get_peft_model(model, lora)
+    widen(adapted, drawn)
     for parameter in drawn:
         parameter.requires_grad_(True)
     return adapted

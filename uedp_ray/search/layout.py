@@ -218,7 +218,7 @@ def check_apart(out: Path, *, field: str = "--out") -> Path:
     return out
 
 
-_NOT_PRETRAINED = ("trainable", "lora_rank", "lora_alpha", "lora_targets", "warm_start")
+_NOT_PRETRAINED = ("trainable", "lora_rank", "lora_alpha", "lora_targets", "base_dtype", "warm_start")
 
 
 def _on(name: str, proxy: str) -> str:

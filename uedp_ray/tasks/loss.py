@@ -47,10 +47,9 @@ class _CrossEntropy(torch.autograd.Function):
     """Logits and targets -> losses, 0 where ``IGNORED``; and the probabilities, for the gradient.
 
     Equal to ``F.cross_entropy`` but for rounding. Over a vocabulary the loss is a large part of a round: here it takes one
-    exponential a logit instead of two, and two tensors of the logits' size instead of three.
+    exponential a logit instead of two, and one tensor of the logits' size beside them: the probabilities, of which the
+    gradient is made in place, once (a second backward pass through a graph that is kept is an error).
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,5 +70,5 @@ class _CrossEntropy(torch.autograd.Function):
         targets, probabilities = ctx.saved_tensors
         slope = torch.where(targets == IGNORED, 0, slope)[..., None]
         at = targets.clamp_min(0)[..., None]
-        gradient = probabilities * slope
+        gradient = probabilities.mul_(slope)
         return gradient.scatter_(-1, at, gradient.gather(-1, at) - slope), None

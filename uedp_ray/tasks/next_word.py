@@ -45,7 +45,8 @@ from uedp_ray.config.sections import TaskConfig
 from uedp_ray.corpus.textsize import TextSize
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.tasks.base import IGNORED, Answer, Batch, Head, Task, forward_logits, most_likely
-from uedp_ray.tasks.loss import cross_entropy, of_sentences, perplexity, summed
+from uedp_ray.tasks.chunked import word_losses
+from uedp_ray.tasks.loss import of_sentences, perplexity, summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class NextWord(Task):
         ]
 
     def _token_losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        return cross_entropy(forward_logits(model, batch), batch.targets)
+        return word_losses(model, batch)
 
 
 def _shown(vocabulary: Vocabulary, token: int) -> str:

@@ -134,7 +134,7 @@ def pretrain_into(
     ``sharing``: as in ``make_vocabulary``.
     """
     check_pretraining(config)
-    config = for_use(config)
+    config = for_use(dataclasses.replace(config, model=dataclasses.replace(config.model, base_dtype="float32")))
     check_start(config)
     settings = config.pretrain
     make_folder(out)  # fail now, not after hours of training

@@ -51,6 +51,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.architecture import DROPOUTS
 from uedp_ray.models.isolation import Isolation
 from uedp_ray.models.parameters import FlatParameters
+from uedp_ray.models.recomputed import recompute_blocks
 from uedp_ray.plan import Plan, UserSelection
 from uedp_ray.tasks.base import Task
 from uedp_ray.updates.reading import check_reading
@@ -108,6 +109,8 @@ class LocalUpdate(ABC):
         self._dropout = any(getattr(config.model, name) > 0 for name in DROPOUTS)
         self._autocast = torch.bfloat16 if self._training.precision == "bf16" else None
         self.model.train(self._dropout)
+        if self._training.gradient_checkpointing:
+            recompute_blocks(self.model)
 
     @property
     def isolated(self) -> Isolation:

@@ -114,7 +114,8 @@ class Update(LocalUpdate):
 
     def _probe_rows(self) -> None:
         config = self.plan.config
-        settings = (config.model, self._training.batch_tokens, self._autocast, self.device, self.plan.private)
+        training = self._training.batch_tokens, self._training.gradient_checkpointing
+        settings = (config.model, *training, self._autocast, self.device, self.plan.private)
         sizes = self.params.names, [tuple(parameter.shape) for parameter in self.model.parameters()]  # frozen ones too
         key = type(self.model), self.task, repr((sizes, settings))  # a task that is not equal may couple sentences
         self._check_products()  # of every run: an earlier one of this process may have claimed nothing
