@@ -46,6 +46,7 @@ from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.host import train
 from uedp_ray.training.paths import with_absolute_paths
 from uedp_ray.training.rundir import RunDir, settle_run, unused
+from uedp_ray.training.tryouts import kept_in
 
 
 def finalize(
@@ -335,7 +336,8 @@ def trained(config: RunConfig, folder: SweepDir, out: Path, part_of: str | None,
     folder.storage.get(*corpora_at(folder.private / "winner"))
     config = pretrained(config, folder, reporter)
     storage = folder.storage.child(out)
-    return train(config, storage, workers=0, resume=storage.exists(), part_of=part_of, reporter=reporter)
+    with kept_in(folder.tryouts):
+        return train(config, storage, workers=0, resume=storage.exists(), part_of=part_of, reporter=reporter)
 
 
 def _best(

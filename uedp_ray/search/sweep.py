@@ -78,7 +78,7 @@ def sweep(
         with folder.driving() if folder.private.is_dir() else nullcontext():  # not under one who did not see our lock
             settle(folder.root, folder.names)
             if folder.config.exists():  # else it is not ours
-                for each in (folder.private, folder.tokens):
+                for each in (folder.private, folder.tokens, folder.tryouts):
                     settle(each)
         restore(folder)
         _refuse(config, folder, resume)
