@@ -16,6 +16,7 @@ import torch
 
 from tests.search.sweeps import sweep_config
 from uedp_ray.config import SourceConfig, dump_config, load_config
+from uedp_ray.corpus import bounds
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
 from uedp_ray.reporting import SILENT
@@ -332,8 +333,11 @@ def test_a_space_that_is_nearly_always_refused_gives_up(folder, corpora, tmp_pat
     assert "5 points in a row were refused" in str(searcher.failure)
 
 
-def test_processes_of_one_sweep_try_a_network_out_once(folder, monkeypatch):
+def test_a_network_is_tried_out_once_a_sweep_and_bounds_are_applied_once_a_process(folder, monkeypatch):
     tried, agreeing_rows = [], gradient.agreeing_rows
+    bounded, apply_bounds = [], bounds.apply_bounds
+    monkeypatch.setattr(bounds, "apply_bounds", lambda *of: (bounded.append(of), apply_bounds(*of))[1])
+    monkeypatch.setattr(bounds, "_KEPT", {})
 
     def counted(run, params, model, length, *args, **named):
         tried.append(length)
@@ -352,3 +356,4 @@ def test_processes_of_one_sweep_try_a_network_out_once(folder, monkeypatch):
     assert in_another_process(lambda: run_trial(again, root=str(folder.root), report=lambda row: None)) == first
     winner = dataclasses.replace(load_config(folder.runs(3)[0] / "config.yaml"), name="winner")
     assert in_another_process(lambda: trained(winner, folder, folder.winner, None, SILENT)) == first
+    assert len(bounded) == 1
