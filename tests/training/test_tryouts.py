@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import stat
 from types import SimpleNamespace
@@ -120,13 +121,24 @@ def test_nothing_is_kept_of_code_that_is_not_known_nor_on_a_gpu(tmp_path, tried,
     def foreign(model):
         model.add_module("own", Own())
 
-    for change in (hooked, patched, foreign):
+    def called(model):
+        next(model.children()).own = len  # not of torch, though compiled
+
+    for change in (hooked, patched, foreign, called):
         probed(tmp_path, network=change)
     update = Worker(make("gpt2 lora"), sentences()).update()
     assert tryouts._named(update, "") is not None
     monkeypatch.setattr(update, "device", torch.device("cuda"))
     assert tryouts._named(update, "") is None
     assert not list(tmp_path.iterdir())
+
+
+def test_a_function_of_torch_is_known_by_its_name_and_settings(tmp_path, tried):
+    """As encoders of transformers hold their activation."""
+    gelu, tanh = torch.nn.functional.gelu, functools.partial(torch.nn.functional.gelu, approximate="tanh")
+    for function in (gelu, tanh, gelu):
+        probed(tmp_path, network=lambda model, f=function: setattr(next(model.children()), "own", f))
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "other rows", "other lengths", "no rows", "more rows"])

@@ -20,10 +20,12 @@ import json
 import os
 import platform
 import re
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -102,7 +104,7 @@ def _named(update: Update, key: str) -> str | None:
         return None
     backends = torch.backends
     parts = [
-        [f"{kind.__module__}.{kind.__qualname__}" for kind in map(type, modules)],
+        [(type(each).__module__, type(each).__qualname__, repr(_functions(each))) for each in modules],
         [(name, str(each.dtype), each.shape, each.stride()) for name, each in _tensors(update.model)],
         repr((update.model, getattr(update.model, "config", None), type(update), type(update.task), update.task)),
         key,
@@ -130,9 +132,21 @@ def _tensors(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _changed(module: nn.Module) -> bool:
-    """Whether a network has code of its own beside that of its class."""
+    """Whether a network has code of its own beside that of its class, but for functions of torch that a class names."""
     hooks = (value for name, value in vars(module).items() if "_hooks" in name)
-    return any(hooks) or any(callable(value) and not isinstance(value, nn.Module) for value in vars(module).values())
+    own = _functions(module).items()
+    return any(hooks) or any(hasattr(type(module), name) or not _of_torch(each) for name, each in own)
+
+
+def _functions(module: nn.Module) -> dict[str, Any]:
+    return {name: each for name, each in vars(module).items() if callable(each) and not isinstance(each, nn.Module)}
+
+
+def _of_torch(function: Any) -> bool:
+    """Such as ``gelu``, alone or with settings that its representation shows."""
+    function = function.func if isinstance(function, functools.partial) else function
+    compiled = isinstance(function, types.BuiltinFunctionType)
+    return compiled and str(function.__module__).partition(".")[0] == "torch"
 
 
 @functools.cache
