@@ -94,7 +94,7 @@ def main() -> None:
         config = dataclasses.replace(config, base=dataclasses.replace(base, pretrain=PretrainConfig()))
         phases, own = Phases(), time.process_time()
         started = time.perf_counter()
-        with cpu_of_family() as seen:
+        with cpu_of_family(every=2.0) as seen:
             answer = sweep(config, work / "sweep", reporter=phases)
         whole = time.perf_counter() - started
         taken = by_kind(seen) | {"driver": time.process_time() - own}
