@@ -2,23 +2,27 @@
 
     python benchmarks/sweep.py [--trials 32]
 
-Prints the wall seconds of a whole sweep (Ray's start, trials, table, price, winner; corpora and the public model exist
-beforehand) over the seconds that its trials take when they are trained one after another in one process, divided by the
-cores; the same with the winner, which is trained when the trials have ended and so by one core alone, among what is
-trained; where the sweep's seconds went; then the mean seconds to refuse a point. All parts of the ratio are measured in one
-run, with one thread per trial.
+A whole sweep is run (Ray's start, trials, table, price, winner; corpora and the public model exist beforehand). Then the
+same runs are trained bare, by as many processes at once as there are cores, which share what was tried out, and without a
+search. Printed are
 
-On a machine that does other work, too, seconds mean little, as Ray gives its workers way to others: then read the CPU
-seconds, of the trials' and the winner's processes, of the driver and of Ray's own processes, over those of bare training.
+- CPU seconds of the sweep by what they were spent on, and over those of bare training: what can be read on a machine that
+  does other work, too;
+- the wall seconds of the sweep over those of its trials' bare training, and of that with the winner, divided by the cores,
+  and where they went. The winner is trained when all trials have ended, by one core. They mean something on an idle machine
+  only, as Ray gives its workers way to others;
+- the mean seconds to refuse a point.
 
-Two idle cores: sweep 419 s, bare training 688 s, ratio 1.22; a refused point 0.085 s.
+All are of one run, one thread a process.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -40,6 +44,7 @@ from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import warm_started
 from uedp_ray.training.texts import prepare_corpora
+from uedp_ray.training.tryouts import kept_in
 
 RECIPE = Path(__file__).parents[1] / "sweeps" / "quickstart.yaml"
 
@@ -55,13 +60,24 @@ class Phases(Reporter):
         self.at[line.partition(":")[0].partition(",")[0]] = time.perf_counter() - self._made
 
 
+KINDS = {
+    "ray::Implicit": "trials",
+    "ray::_answer": "winner",
+    "ray::Dashboard": "Ray: agents",
+    "ray::RuntimeEnv": "Ray: agents",
+    "ray::": "Ray: other workers",
+    "raylet": "Ray: raylet",
+    "gcs_server": "Ray: gcs_server",
+}
+"""Of processes, by how their names begin."""
+
+
 def by_kind(seen: Mapping[psutil.Process, tuple[str, float]]) -> dict[str, float]:
     """CPU seconds of the processes below this one, by what they are."""
     taken = defaultdict[str, float](float)
     for process, (name, seconds) in seen.items():
         if process.pid != os.getpid():
-            known = {"ray::Implicit": "trials", "ray::_answer": "winner"}
-            taken[next((kind for start, kind in known.items() if name.startswith(start)), "beside")] += seconds
+            taken[next((kind for start, kind in KINDS.items() if name.startswith(start)), "Ray: Python")] += seconds
     return taken
 
 
@@ -70,6 +86,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=32)
     trials = parser.parse_args().trials
     torch.set_num_threads(1)
+    cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         config = load_sweep_config(RECIPE, [f"search.trials={trials}", "references.noiseless=null"])
@@ -77,34 +94,41 @@ def main() -> None:
         config = dataclasses.replace(config, base=dataclasses.replace(base, pretrain=PretrainConfig()))
         phases, own = Phases(), time.process_time()
         started = time.perf_counter()
-        with cpu_of_family() as seen:
+        with cpu_of_family(every=2.0) as seen:
             answer = sweep(config, work / "sweep", reporter=phases)
         whole = time.perf_counter() - started
-        taken = by_kind(seen)
-        taken["driver"] = time.process_time() - own
-        own = time.process_time()
-        bare = sum(_bare(Path(row["run_dirs"][0]), work) for row in answer["trials"])
-        alone = time.process_time() - own
-        winner = _bare(Path("winner"), work)
-    cores = os.cpu_count() or 1
+        taken = by_kind(seen) | {"driver": time.process_time() - own}
+        print(f"the sweep has taken {whole:.0f} s; now bare training", file=sys.stderr, flush=True)
+        runs = [row["run_dirs"][0] for row in answer["trials"] if row["state"] == "done"]
+        with multiprocessing.get_context("spawn").Pool(cores) as pool:
+            bare = [pool.apply_async(_bare, (run, work)) for run in runs]
+            wall, cpu = (sum(each) for each in zip(*(one.get() for one in bare), strict=True))
+            winner_wall, winner_cpu = pool.apply(_bare, ("winner", work))
     begun, ended = phases.at["searching"], phases.at["training the winner"]
     busy = sum(row["seconds"] for row in answer["trials"]) / cores
-    print(f"{trials} trials, {cores} cores: sweep {whole:.0f} s, bare training {bare:.0f} s")
-    print(f"wall / (bare / cores) = {whole / (bare / cores):.2f}")
-    print(f"with the winner trained bare in {winner:.0f} s: {whole / ((bare + winner) / cores):.2f}")
+    print(f"{len(runs)} of {trials} trials, {cores} cores\n")
+    print(f"{'':20} {'CPU seconds':>11} {'of bare training':>17}")
+    told = {"trials, bare": cpu, "winner, bare": winner_cpu}
+    told |= dict(sorted(taken.items(), key=lambda item: -item[1])) | {"the whole sweep": sum(taken.values())}
+    for name, seconds in told.items():
+        print(f"{name:20} {seconds:11.1f} {seconds / (cpu + winner_cpu):17.3f}")
+    print(f"trials over bare {taken['trials'] / cpu:.3f}, winner over bare {taken['winner'] / winner_cpu:.3f}\n")
+    print(f"wall seconds: sweep {whole:.0f}, bare training {wall:.0f}, and of the winner {winner_wall:.0f}")
+    print(f"over bare training {whole * cores / wall:.2f}, with the winner {whole * cores / (wall + winner_wall):.2f}")
     print(
         f"start {begun:.0f} s, search {ended - begun:.0f} s (trials open: {busy:.0f} s a core), end {whole - ended:.0f} s"
     )
-    told = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sorted(taken.items()))
-    print(f"CPU: {told}; bare training of the trials {alone:.0f} s, ratio {taken['trials'] / alone:.3f}")
     print(f"a refused point: {_refusal():.3f} s")
 
 
-def _bare(run: Path, work: Path) -> float:
+def _bare(run: str, work: Path) -> tuple[float, float]:
+    """Wall and CPU seconds to train a run of the sweep again, in this process."""
+    torch.set_num_threads(1)
     config = load_config(work / "sweep" / run / "config.yaml")
-    started = time.perf_counter()
-    train(config, work / "bare" / run.name, workers=0, tokens=work / "tokens")
-    return time.perf_counter() - started
+    wall, cpu = time.perf_counter(), time.process_time()
+    with kept_in(work / "tryouts"):
+        train(config, work / "bare" / Path(run).name, workers=0, tokens=work / "tokens")
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def _refusal(count: int = 20) -> float:

@@ -44,13 +44,15 @@ def _often(look: Callable[[], None], every: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cpu_of_family(pid: int | None = None, every: float = 0.5) -> Iterator[dict[psutil.Process, tuple[str, float]]]:
-    """By process, its name and CPU seconds when it was seen last, also of those that have ended since."""
+    """By process, its name and CPU seconds when it was seen last, also of those that have ended since. A worker of Ray that
+    waits keeps the name of what it did."""
     seen: dict[psutil.Process, tuple[str, float]] = {}
 
     def look() -> None:
         for each in family(pid):
             with contextlib.suppress(psutil.NoSuchProcess):
-                seen[each] = each.name(), cpu_seconds(each)
+                name = each.name()
+                seen[each] = seen[each][0] if each in seen and name == "ray::IDLE" else name, cpu_seconds(each)
 
     with _often(look, every):
         yield seen

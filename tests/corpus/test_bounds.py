@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from uedp_ray.config import BoundsConfig
+from uedp_ray.corpus import bounds as module
 from uedp_ray.corpus._spill import stable_hash
-from uedp_ray.corpus.bounds import apply_bounds
+from uedp_ray.corpus.bounds import IncidenceGraph, apply_bounds, bounded_once
 from uedp_ray.errors import InputError
 
 Graph = list[list[set[int]]]  # user -> sentence -> entities
@@ -30,6 +32,10 @@ class Incidences:
     entity_ids: NDArray[np.int32]
     entity_hash: NDArray[np.uint64]
     sentence_words: NDArray[np.int32]
+
+    @property
+    def num_entities(self) -> int:
+        return len(self.entity_hash)
 
 
 def _incidences(graph: Graph, num_entities: int = 6) -> Incidences:
@@ -270,3 +276,54 @@ def test_two_hundred_thousand_users(holder_bound: str) -> None:
         return
     holders = np.bincount(incidences.entity_ids[weight > 0])  # one sentence a user and entity at most, so holders
     assert holders.max() == 5
+
+
+@pytest.fixture
+def applied(monkeypatch):
+    """How often bounds were computed."""
+    calls = []
+
+    def counted(*of):
+        calls.append(of)
+        return apply_bounds(*of)
+
+    monkeypatch.setattr(module, "apply_bounds", counted)
+    monkeypatch.setattr(module, "_KEPT", {})
+    return calls
+
+
+HELD: Graph = [[{0, 1}, {1}, {1}], [{1}], [{2}, set()]]
+BOUNDS = BoundsConfig(mode="enforced", max_sentences_per_entity=1, max_holders=1)
+
+
+def test_bounds_of_one_graph_are_computed_once_a_process(applied):
+    first = bounded_once(_incidences(HELD), BOUNDS, 3)
+    again = bounded_once(_incidences(HELD), dataclasses.replace(BOUNDS), 3)
+    assert len(applied) == 1
+    assert again is first
+    assert np.array_equal(again.sentence_weight, apply_bounds(_incidences(HELD), BOUNDS, 3).sentence_weight)
+    with pytest.raises(ValueError, match="read-only"):
+        again.sentence_weight[0] = 0.0
+
+
+def test_and_again_for_whatever_they_depend_on(applied):
+    bounded_once(_incidences(HELD), BOUNDS, 3)
+    bounded_once(_incidences(HELD), BOUNDS, 4)
+    bounded_once(_incidences(HELD), dataclasses.replace(BOUNDS, max_holders=2), 3)
+    assert len(applied) == 3
+    arrays = [each.name for each in dataclasses.fields(Incidences)]
+    assert set(arrays) == set(IncidenceGraph.__annotations__)
+    for name in arrays:
+        graph = _incidences(HELD)
+        getattr(graph, name)[-1] -= 1
+        with contextlib.suppress(ValueError, IndexError):  # offsets and numbers that fit no more: it was looked at
+            bounded_once(graph, BOUNDS, 3)
+    assert len(applied) == 3 + len(arrays)
+    assert len(module._KEPT) == module._MOST_KEPT
+
+
+def test_what_is_refused_is_refused_again(applied):
+    for _ in range(2):
+        with pytest.raises(InputError, match="the text has more users"):
+            bounded_once(_incidences(HELD), BOUNDS, 2)
+    assert len(applied) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import math
 import os
@@ -15,10 +16,13 @@ import torch
 
 from tests.search.sweeps import sweep_config
 from uedp_ray.config import SourceConfig, dump_config, load_config
+from uedp_ray.corpus import bounds
 from uedp_ray.corpus.prepare import prepare
 from uedp_ray.errors import InputError, TextError
+from uedp_ray.reporting import SILENT
 from uedp_ray.search import trial
 from uedp_ray.search.feasibility import alone
+from uedp_ray.search.finalize import trained
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.selection_cost import fix_terms
@@ -31,6 +35,7 @@ from uedp_ray.storage.files import make_folder
 from uedp_ray.training import worker
 from uedp_ray.training.host import train
 from uedp_ray.training.rundir import RunDir
+from uedp_ray.updates import gradient
 
 POINT = {"privacy.user_sampling_prob": 0.3, "training.num_rounds": 3, "training.server_learning_rate": 0.01}
 
@@ -326,3 +331,29 @@ def test_a_space_that_is_nearly_always_refused_gives_up(folder, corpora, tmp_pat
     assert searcher.suggest("a") == StudySearcher.FINISHED
     assert isinstance(searcher.failure, InputError)
     assert "5 points in a row were refused" in str(searcher.failure)
+
+
+def test_a_network_is_tried_out_once_a_sweep_and_bounds_are_applied_once_a_process(folder, monkeypatch):
+    tried, agreeing_rows = [], gradient.agreeing_rows
+    bounded, apply_bounds = [], bounds.apply_bounds
+    monkeypatch.setattr(bounds, "apply_bounds", lambda *of: (bounded.append(of), apply_bounds(*of))[1])
+    monkeypatch.setattr(bounds, "_KEPT", {})
+
+    def counted(run, params, model, length, *args, **named):
+        tried.append(length)
+        return agreeing_rows(run, params, model, length, *args, **named)
+
+    monkeypatch.setattr(gradient, "agreeing_rows", counted)
+
+    def in_another_process(of):
+        gradient._PROBED.clear()
+        of()
+        return len(tried)
+
+    first = in_another_process(lambda: run(folder))
+    assert first
+    again = {"number": 4, "point": POINT | {"training.server_learning_rate": 0.02}}
+    assert in_another_process(lambda: run_trial(again, root=str(folder.root), report=lambda row: None)) == first
+    winner = dataclasses.replace(load_config(folder.runs(3)[0] / "config.yaml"), name="winner")
+    assert in_another_process(lambda: trained(winner, folder, folder.winner, None, SILENT)) == first
+    assert len(bounded) == 1

@@ -9,10 +9,16 @@ import pytest
 
 from tests.search.sweeps import finalize_here, search_here, sweep_config
 from tests.search.test_export import RULES, SPACE
+from tests.search.test_preflight import nodes_of
+from tests.told import Told
 from tests.training.test_export import files
 from uedp_ray.errors import InputError
+from uedp_ray.search import sweep as searching
 from uedp_ray.search.layout import SweepDir
+from uedp_ray.search.preflight import Report
+from uedp_ray.search.remote import workers_of_winner
 from uedp_ray.search.sweep import _refuse_second_winner, sweep
+from uedp_ray.training.rundir import RunDir
 
 
 def test_a_second_winner_is_never_trained_on_the_private_text(corpora, tmp_path):
@@ -62,3 +68,49 @@ def test_a_sweep_that_chose_nothing_may_train_its_first_winner(corpora, tmp_path
     _refuse_second_winner(config, SweepDir(out))
     (out / "result.json").unlink()
     _refuse_second_winner(config, SweepDir(out))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "resources", "seconds", "workers"),
+    [
+        ([(8, 0)], {}, 300.0, 8),
+        ([(8, 0)], {}, 299.0, 1),  # a group takes a quarter of a minute to start
+        ([(8, 0)], {"max_concurrent": 3}, 300.0, 3),
+        ([(8, 0)], {"cpus_per_worker": 3}, 300.0, 2),
+        ([(8, 0)], {"workers_per_trial": 2}, 300.0, 2),
+        ([(8, 1)], {}, 300.0, 1),
+        ([(8, 0), (8, 0)], {}, 300.0, 1),  # sums would leave the machine
+        ([(8, 0), (8, 0)], {"workers_of_winner": 4}, 1.0, 4),
+        ([(8, 0)], {"workers_of_winner": 1}, 300.0, 1),
+    ],
+)
+def test_a_winner_that_takes_long_is_trained_by_the_cores_that_its_trials_had(
+    corpora, tmp_path, sizes, resources, seconds, workers
+):
+    config = sweep_config(corpora, tmp_path, resources={"max_concurrent": None} | resources)
+    assert workers_of_winner(config, nodes_of(*sizes), seconds) == workers
+
+
+def test_the_number_of_workers_of_a_winner_is_checked_before_the_search(corpora, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"resources.workers_of_winner = 0"):
+        sweep_config(corpora, tmp_path, resources={"workers_of_winner": 0})
+    with pytest.raises(InputError, match=r"resources.gpus_per_worker = 0.5"):
+        sweep_config(corpora, tmp_path, resources={"workers_of_winner": 2, "gpus_per_worker": 0.5})
+    config = sweep_config(corpora, tmp_path, search=RULES["public"], resources={"workers_of_winner": 5})
+    monkeypatch.setattr(searching, "check_cluster", lambda **of: Report(1, 4, ()))
+    with pytest.raises(InputError, match=r"resources.workers_of_winner = 5: the cluster has room for 4: ask for fewer"):
+        searching._check_room(config, SweepDir(tmp_path), 1, nodes_of((4, 0)), Told())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+def test_several_workers_train_the_winner_and_the_result_says_so(corpora, tmp_path):
+    resources, said = {"workers_of_winner": 2}, list[str]()
+    config = sweep_config(corpora, tmp_path, space=SPACE, search=RULES["public"], resources=resources)
+    answer = sweep(config, tmp_path / "out", reporter=Told(say=said.append))
+    assert answer["winner_trained"]["workers"] == 2
+    assert any(line.endswith("on private text, by 2 workers") for line in said)
+    run = RunDir(tmp_path / "out" / "winner")
+    assert run.diagnostics(0).exists()
+    assert run.diagnostics(1).exists()
+    assert answer["best"]["epsilon_with_choice"] == answer["best"]["epsilon"]["user-entity"] <= 8

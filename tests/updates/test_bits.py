@@ -136,7 +136,9 @@ def test_so_it_is_where_a_branch_is_too_small_to_show_its_rounding_at_first(devi
 def test_a_network_of_other_frozen_shapes_is_probed_anew(tmp_path, monkeypatch):
     """What is not trained decides on kernels too: two runs of one process may differ in their vocabularies alone."""
     probed, agreeing = [], gradient.Update._agreeing
-    monkeypatch.setattr(gradient.Update, "_agreeing", lambda self: probed.append(self._vocab_size) or agreeing(self))
+    monkeypatch.setattr(
+        gradient.Update, "_agreeing", lambda self, counts: probed.append(self._vocab_size) or agreeing(self, counts)
+    )
     monkeypatch.setattr("uedp_ray.updates.gradient._PROBED", {})
     config = make("gpt2")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, trainable="lora", lora_rank=1))

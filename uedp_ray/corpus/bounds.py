@@ -34,6 +34,7 @@ Shape legend: U users, N sentences, I incidences (sentence, entity), G pairs (us
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -191,6 +192,34 @@ def apply_bounds(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_user
             "max_holders": alive * by_both,
         },
     )
+
+
+_KEPT: dict[bytes, Bounded] = {}
+_MOST_KEPT = 4
+"""Outcomes kept by a process, the last ones: of the texts of a trial, say. Each has a number for every sentence."""
+_READ = ("user_offsets", "user_hash", "entity_offsets", "entity_ids", "entity_hash", "sentence_words")
+
+
+def bounded_once(corpus: IncidenceGraph, bounds: BoundsConfig, declared_num_users: int | None) -> Bounded:
+    """``apply_bounds``, which is not computed again in a process that trains several runs on the same graph.
+
+    The graph itself is compared, by a digest of all that is read of it. What is refused is refused again.
+    Raises: as ``apply_bounds``.
+    """
+    digest = hashlib.sha256(repr((bounds, declared_num_users, corpus.num_entities)).encode())
+    for name in _READ:
+        array = np.ascontiguousarray(getattr(corpus, name))
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        digest.update(array.data)
+    key = digest.digest()
+    found = _KEPT.pop(key, None)
+    if found is None:
+        found = apply_bounds(corpus, bounds, declared_num_users)
+        found.sentence_weight.flags.writeable = False
+    _KEPT[key] = found
+    while len(_KEPT) > _MOST_KEPT:
+        del _KEPT[next(iter(_KEPT))]
+    return found
 
 
 def _refuse(field: str, value: int, count: int, what: str) -> None:

@@ -33,7 +33,7 @@ from uedp_ray.search.pilots import final_allowance
 from uedp_ray.search.pool import RESTORE
 from uedp_ray.search.proxies import agreement
 from uedp_ray.search.public_model import public_scores
-from uedp_ray.search.remote import Beside
+from uedp_ray.search.remote import Beside, workers_of_winner
 from uedp_ray.search.results import Row, best, count_states, stated, write_table
 from uedp_ray.search.selection_cost import cost_of_selection
 from uedp_ray.search.space import Point
@@ -46,6 +46,7 @@ from uedp_ray.tasks.metric import Metric
 from uedp_ray.training.host import train
 from uedp_ray.training.paths import with_absolute_paths
 from uedp_ray.training.rundir import RunDir, settle_run, unused
+from uedp_ray.training.tryouts import kept_in
 
 
 def finalize(
@@ -201,7 +202,6 @@ def _winner(
             f"caution: the best trial predicts worse than the model did before training ({change}), and so will the winner: "
             "to spend nothing on it, interrupt now, and search where steps are smaller, or passes more"
         )
-    reporter.say(f"training the winner, by the settings of trial {found['trial']}, on private text")
     if config.search.rule == "public":
         base, part = prepared(config.base, folder, folder.private / "winner"), None
     else:  # its own epsilon is not that of the answer
@@ -209,8 +209,14 @@ def _winner(
     winner = run_config(dataclasses.replace(config, base=base), point, allowance)
     named = dataclasses.replace(winner, name="winner")
     over = RunDir(folder.winner).result.exists()
-    with nullcontext() if study is None or over else study.training_winner():
-        return _train(named, folder, folder.winner, beside, config, reporter, part_of=part)
+    workers, told = 1, ""
+    if not over:
+        each = (found["seconds"] or 0.0) / len(config.runs_of_trial)
+        workers = workers_of_winner(config, beside.open(), each)
+        told = f", by {workers} workers" if workers > 1 else ""
+    reporter.say(f"training the winner, by the settings of trial {found['trial']}, on private text{told}")
+    with nullcontext() if study is None or over else study.training_winner(workers):
+        return _train(named, folder, folder.winner, beside, config, reporter, part_of=part, workers=workers)
 
 
 def _exported(
@@ -306,20 +312,24 @@ def _train(
     config: SweepConfig,
     reporter: Reporter,
     part_of: str | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
-    """Trains as a trial is trained, and completes the driver's copy of a run at a URL."""
+    """Trains as a trial is trained, or by so many workers, and completes the driver's copy of a run at a URL."""
     storage, resources = folder.storage.child(out), config.resources
+    workers = resources.workers_per_trial if workers is None else workers
     if RunDir(out).result.exists():  # nothing is left to train
         return trained(run, folder, out, part_of, reporter)
-    if resources.workers_per_trial == 1:
+    if workers == 1:
         result: dict[str, Any] = beside.run(trained, run, folder, out, part_of, reporter=reporter)
     else:  # the driver of a Ray Train group computes nothing
         result = train(
             beside.run(pretrained, run, folder),
             storage,
-            workers=resources.workers_per_trial,
+            workers=workers,
             cpus_per_worker=resources.cpus_per_worker,
-            gpus_per_worker=gpus_of_worker(resources, config.device, beside.open(), wanted=1),
+            gpus_per_worker=gpus_of_worker(
+                dataclasses.replace(resources, workers_per_trial=workers), config.device, beside.open(), wanted=1
+            ),
             resume=storage.exists(),
             part_of=part_of,
             reporter=reporter,
@@ -335,7 +345,8 @@ def trained(config: RunConfig, folder: SweepDir, out: Path, part_of: str | None,
     folder.storage.get(*corpora_at(folder.private / "winner"))
     config = pretrained(config, folder, reporter)
     storage = folder.storage.child(out)
-    return train(config, storage, workers=0, resume=storage.exists(), part_of=part_of, reporter=reporter)
+    with kept_in(folder.tryouts):
+        return train(config, storage, workers=0, resume=storage.exists(), part_of=part_of, reporter=reporter)
 
 
 def _best(

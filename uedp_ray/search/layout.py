@@ -2,7 +2,7 @@
 
 sweep.yaml  study.journal  trials.parquet  trials/<id>/  result.json  report.html
     references/  pretrained/  tensorboard/  winner/
-private/    prepared corpora, tokens, the pool of ``repeat_and_select``: owner-only, never published
+private/    prepared corpora, tokens, try-outs, the pool of ``repeat_and_select``: owner-only, never published
 """
 
 from __future__ import annotations
@@ -144,6 +144,11 @@ class SweepDir:
     @property
     def tokens(self) -> Path:
         return self.private / "tokens"
+
+    @property
+    def tryouts(self) -> Path:
+        """What try-outs of this machine found: see ``training.tryouts``."""
+        return self.private / "tryouts"
 
     @property
     def is_sweep(self) -> bool:

@@ -11,7 +11,7 @@ with the errors that it would fail with here, and ends with the driver.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -80,6 +80,32 @@ class Beside:
         if not well:
             raise answer
         return answer
+
+
+_WORTH_A_GROUP = 300.0
+"""Seconds of a run from which on several workers save more than the quarter of a minute in which they start."""
+
+
+def workers_of_winner(config: SweepConfig, nodes: Sequence[Node], seconds: float) -> int:
+    """How many workers train the winner, with no trial beside it; ``seconds``: what it took the workers of a trial.
+
+    A run has the same law, and the same sums to the bit, with any number (``updates.base``). But the sums pass between
+    workers: several are taken by themselves on one machine only, where nobody sees more than before.
+    Raises: InputError if there is no room for as many as are asked for: Ray would wait for it forever.
+    """
+    resources, workers = config.resources, config.resources.workers_of_winner
+    if workers != "auto":
+        gpus = 0 if resources.gpus_per_worker == "auto" else resources.gpus_per_worker
+        there = sum(node.holds(resources.cpus_per_worker, gpus) for node in nodes)
+        if there < workers:
+            remedy = f"the cluster has room for {there}: ask for fewer, or add nodes"
+            raise InputError("resources.workers_of_winner", workers, remedy)
+        return workers
+    alone = len(nodes) == 1 and not nodes[0].gpus
+    if not alone or resources.workers_per_trial > 1 or seconds < _WORTH_A_GROUP:
+        return resources.workers_per_trial
+    room = nodes[0].holds(resources.cpus_per_worker, 0)
+    return max(1, min(room, resources.max_concurrent or room))
 
 
 def _answer(work: Callable[..., Any], arguments: tuple[Any, ...], words: Any) -> tuple[bool, Any]:

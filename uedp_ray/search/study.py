@@ -244,18 +244,20 @@ class Study:
         self._asked[number].set_user_attr(_AGAIN, _passed(start))
 
     @contextmanager
-    def training_winner(self) -> Iterator[None]:
-        """Records when the training of a winner starts first, and when it ends."""
+    def training_winner(self, workers: int = 1) -> Iterator[None]:
+        """Records when the training of a winner starts first, when it ends, and how many workers trained it last."""
         began = self.trials[0].datetime_start
         assert began is not None
         times = self._study.user_attrs.get(_WINNER) or {"started": _passed(began), "seconds": None}
+        times |= {"workers": workers}
         self._study.set_user_attr(_WINNER, times)
         yield
         self._study.set_user_attr(_WINNER, times | {"seconds": _passed(began) - times["started"]})
 
     @property
     def winner_trained(self) -> dict[str, float | None] | None:
-        """``started``, in seconds since the search began, and ``seconds``: None until it ends. None if there was none."""
+        """``started``, in seconds since the search began, ``seconds``, None until it ends, and ``workers``, of which an
+        earlier version knew nothing. None if there was no such training."""
         return self._study.user_attrs.get(_WINNER)
 
     def leave_open(self, number: int) -> None:

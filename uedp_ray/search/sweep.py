@@ -28,7 +28,7 @@ from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.preflight import Node, check_cluster
 from uedp_ray.search.proxies import searched_bases
 from uedp_ray.search.public_model import public_scores
-from uedp_ray.search.remote import Beside
+from uedp_ray.search.remote import Beside, workers_of_winner
 from uedp_ray.search.results import Rows, progress, read_columns, write_table
 from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.selection_cost import allowance_of, announced, charged_runs, fix_terms, planned_points
@@ -78,7 +78,7 @@ def sweep(
         with folder.driving() if folder.private.is_dir() else nullcontext():  # not under one who did not see our lock
             settle(folder.root, folder.names)
             if folder.config.exists():  # else it is not ours
-                for each in (folder.private, folder.tokens):
+                for each in (folder.private, folder.tokens, folder.tryouts):
                     settle(each)
         restore(folder)
         _refuse(config, folder, resume)
@@ -276,6 +276,8 @@ def _check_room(
         storage=folder.root,
         url=folder.storage.url,
     )
+    if config.search.rule in TRAINS_ANEW:
+        workers_of_winner(config, nodes, 0.0)  # which would be refused after the search
     at_once = min(room.trials_at_once, resources.max_concurrent or room.trials_at_once, left)
     unused = idle(nodes, at_once * resources.workers_per_trial, gpus)
     runs = left * len(config.suffixes)

@@ -31,6 +31,7 @@ from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import train
 from uedp_ray.training.pretrain import warm_started
 from uedp_ray.training.rundir import RunDir
+from uedp_ray.training.tryouts import kept_in
 
 Report = Callable[[dict[str, Any]], None]
 """Receives ``round``, ``score`` (by the sweep's metric) and ``epsilon`` as the first seed is evaluated; at the end,
@@ -57,7 +58,7 @@ def run_trial(trial: dict[str, Any], *, root: str | Storage, report: Report, gpu
     try:
         folder.fetch()
         sweep = load_kept(folder.config, folder.terms)
-        with blamed("training.batch_tokens", sweep.base.training.batch_tokens):
+        with kept_in(folder.tryouts), blamed("training.batch_tokens", sweep.base.training.batch_tokens):
             ended = _train(sweep, folder, trial["number"], trial["point"], report, gpus)
         outcome, reason = (
             (DONE, "") if math.isfinite(ended["score"]) else (FAILED, f"its {sweep.metric.title} is not finite")

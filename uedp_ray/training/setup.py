@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from uedp_ray.config import RunConfig, SourceConfig, dump_config
-from uedp_ray.corpus.bounds import Bounded, apply_bounds
+from uedp_ray.corpus.bounds import Bounded, bounded_once
 from uedp_ray.corpus.overlap import Sketch
 from uedp_ray.corpus.retention import tell_retention
 from uedp_ray.corpus.store import Corpus, open_corpus
@@ -237,7 +237,7 @@ def _set_up(run: RunDir, asked: _Asked, plan: Plan | None) -> None:
     if not run.ledger.exists():
         draw_key(run)
     text = _prepare_text(run, asked)
-    bounded = apply_bounds(text.trained, config.bounds, config.corpus.declared_num_users)
+    bounded = bounded_once(text.trained, config.bounds, config.corpus.declared_num_users)
     _tell_what_counts(config, text.corpus, bounded, reporter)
     with replacing(run.sentence_weight, private=True) as new, new.open("wb") as file:
         np.save(file, bounded.sentence_weight, allow_pickle=False)

@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,8 +75,14 @@ _CPU_TOKENS = 256
 """Padded tokens of a batch on a CPU: more would be no faster and leave more rows empty."""
 _MOST_BESIDE = 64
 """Sentences of a batch in which losses are compared."""
-_PROBED: dict[tuple[type, Task, str], dict[int, list[int]]] = {}
+Rows = dict[int, list[int]]
+"""By padded length, the numbers of rows in which a sentence has the same bits."""
+_PROBED: dict[tuple[type, Task, str], Rows] = {}
 """What earlier probes of this process found, by network, task, and everything that shapes and kernels depend on."""
+Known = Callable[["Update", str, Callable[[], Rows], Callable[[Rows], bool]], Rows]
+"""An update, its settings and sizes, what finds the rows, and what says whether some may be them -> the rows."""
+KNOWN: ContextVar[Known] = ContextVar("KNOWN", default=lambda update, key, find, possible: find())
+"""Where probes of other processes are looked up. It may only return what would be found here, too."""
 
 
 @dataclass
@@ -122,8 +129,8 @@ class Update(LocalUpdate):
         if key not in _PROBED:
             self._check_reading(beside=True)
             self._check_exact()
-            with balanced(self.model, self.params):
-                _PROBED[key] = self._agreeing()
+            counts = self._counts()
+            _PROBED[key] = KNOWN.get()(self, key[2], partial(self._agreeing, counts), partial(_possible, counts))
         self._rows = _PROBED[key]
 
     def _check_exact(self) -> None:
@@ -184,8 +191,8 @@ class Update(LocalUpdate):
             if not torch.allclose(losses(num), whole[:num], rtol=1e-3, atol=1e-6):
                 raise InexactError("model", type(self.model).__name__, "")
 
-    def _agreeing(self) -> dict[int, list[int]]:
-        """By padded length, the numbers of rows in which a sentence has the same bits."""
+    def _counts(self) -> Rows:
+        """By padded length, the numbers of rows to try."""
         config, most = self.plan.config, self._training.batch_tokens
         if self._dropout and self._masked is None:
             most = 1  # its masks come from one stream: each sentence passes alone
@@ -197,22 +204,29 @@ class Update(LocalUpdate):
             *([] if self.task.only_positions else [1]),
         ]
         bytes_each = 2 if self._autocast is not None else 4
+        return {
+            length: row_counts(length, tokens=tokens, batch_tokens=most, units=units, bytes_each=bytes_each)
+            for length in padded_lengths(config.model.max_length)
+        }
+
+    def _agreeing(self, counts: Mapping[int, list[int]]) -> Rows:
+        """Those of ``counts`` in which a sentence has the same bits; 1 where a run that is not private finds none."""
         found = {}
-        for length in padded_lengths(config.model.max_length):
-            counts = row_counts(length, tokens=tokens, batch_tokens=most, units=units, bytes_each=bytes_each)
-            made_up = partial(self.task.made_up, vocab_size=self._vocab_size)
-            agreeing = partial(
-                agreeing_rows,
-                lambda *batch: self._measured(0, *batch),
-                self.params,
-                self.model,
-                length,
-                made_up=made_up,
-            )
-            found[length] = agreeing(counts) or agreeing([1])
-            if not found[length] and self.plan.private:
-                raise self._unsteady("a sentence's gradient")
-            found[length] = found[length] or [1]
+        made_up = partial(self.task.made_up, vocab_size=self._vocab_size)
+        with balanced(self.model, self.params):
+            for length, tried in counts.items():
+                agreeing = partial(
+                    agreeing_rows,
+                    lambda *batch: self._measured(0, *batch),
+                    self.params,
+                    self.model,
+                    length,
+                    made_up=made_up,
+                )
+                found[length] = agreeing(tried) or agreeing([1])
+                if not found[length] and self.plan.private:
+                    raise self._unsteady("a sentence's gradient")
+                found[length] = found[length] or [1]
         return found
 
     def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
@@ -315,6 +329,14 @@ class Update(LocalUpdate):
                 self._masked.mask_seeds = MaskSeeds(seed_of(self._training.seed, round_index), seeds)
             batch = self.task.collate(sentences, shape).to(self.device)
             return sentence_gradients(self.model, self.params, self.task, batch, autocast_dtype=self._autocast)
+
+
+def _possible(counts: Mapping[int, list[int]], rows: Mapping[int, list[int]]) -> bool:
+    """Whether a probe of these numbers of rows can have found those."""
+    some = ([each for each in counts[length] if each in found] for length, found in rows.items() if length in counts)
+    return rows.keys() == counts.keys() and all(
+        found == [1] or (found and found == tried) for found, tried in zip(rows.values(), some, strict=True)
+    )
 
 
 @contextmanager
