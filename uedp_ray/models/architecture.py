@@ -79,6 +79,8 @@ class Architecture:
     width: Callable[[ModelConfig], int] = lambda config: config.hidden_size
     """Numbers of the vector that a classifier's head reads of a sentence."""
     own: OwnNetwork | None = None
+    masked_by_row: bool = False
+    """Whether all its dropout is torch's own, of tensors that have a row for each sentence: see ``masks.MaskedRows``."""
 
 
 def architecture(name: str) -> Architecture:

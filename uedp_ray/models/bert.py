@@ -55,4 +55,5 @@ ARCHITECTURE = Architecture(
     uses=frozenset({*_SHAPE, "init_range", "tie_embeddings", "dropout_hidden", "dropout_output"}),
     why_ignored="the architecture is bert",
     largest=largest_of_transformer,
+    masked_by_row=True,
 )

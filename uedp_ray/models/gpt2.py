@@ -55,4 +55,5 @@ ARCHITECTURE = Architecture(
     uses=frozenset({*_SHAPE, "init_range", "dropout_embedding", "dropout_hidden", "dropout_output"}),
     why_ignored="the architecture is gpt2",
     largest=largest_of_transformer,
+    masked_by_row=True,
 )

@@ -18,18 +18,20 @@ with Sublinear Memory Cost"), through torch's non-reentrant ``checkpoint``, whic
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from uedp_ray.errors import InputError
+from uedp_ray.models.masks import MaskedRows
 
 
 def _recomputed(function: Callable[..., Any], *args: Any) -> Any:
     """Calls a block's ``forward``. It is computed again to its end: ``recorder`` waits for every module in it."""
     with set_checkpoint_early_stop(False):
-        return checkpoint(function, *args, use_reentrant=False)
+        return checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), MaskedRows.again()))
 
 
 def recompute_blocks(model: nn.Module) -> None:

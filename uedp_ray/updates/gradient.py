@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -41,8 +41,9 @@ import torch
 
 from uedp_ray.config.choices import KEEPING_USERS_APART
 from uedp_ray.errors import InputError
+from uedp_ray.models.architecture import architecture
 from uedp_ray.models.gradients import InexactError, SentenceGradients, check_exact, sentence_gradients
-from uedp_ray.models.masks import MaskSeeds, PerSentenceMasks
+from uedp_ray.models.masks import MaskedRows, MaskSeeds, PerSentenceMasks
 from uedp_ray.plan import UserSelection
 from uedp_ray.tasks.base import Task
 from uedp_ray.updates.base import UNORDERED, LocalUpdate, seed_of
@@ -96,6 +97,8 @@ class Update(LocalUpdate):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._masked = next((m for m in self.model.modules() if isinstance(m, PerSentenceMasks)), None)
+        by_row = architecture(self.plan.config.model.architecture).masked_by_row
+        self._masks_are_apart = self._masked is not None or by_row
         clip = self.plan.sentence_clip(self.params.num)
         self._sentence_clip = None if clip is None else clip / (1.0 + ROOM)
         self._rows: dict[int, list[int]] = {}
@@ -194,7 +197,7 @@ class Update(LocalUpdate):
     def _counts(self) -> Rows:
         """By padded length, the numbers of rows to try."""
         config, most = self.plan.config, self._training.batch_tokens
-        if self._dropout and self._masked is None:
+        if self._dropout and not self._masks_are_apart:
             most = 1  # its masks come from one stream: each sentence passes alone
         if not rows_are_apart(self.model):
             most = 1
@@ -323,10 +326,14 @@ class Update(LocalUpdate):
         of the others, and an entity's absence would change gradients of sentences that never held it.
         """
         seeds = [seed_of(self._training.seed, round_index, number) for number in numbers] if self._dropout else [0]
-        with self.isolated(seeds[0]):
-            if self._dropout and self._masked is not None:
+        with self.isolated(seeds[0]), ExitStack() as masking:
+            if self._dropout and self._masks_are_apart:
                 seeds += [seed_of(self._training.seed, round_index, 0)] * (shape[0] - len(numbers))
-                self._masked.mask_seeds = MaskSeeds(seed_of(self._training.seed, round_index), seeds)
+                masks = MaskSeeds(seed_of(self._training.seed, round_index), seeds)
+                if self._masked is None:
+                    masking.enter_context(MaskedRows(masks))
+                else:
+                    self._masked.mask_seeds = masks
             batch = self.task.collate(sentences, shape).to(self.device)
             return sentence_gradients(self.model, self.params, self.task, batch, autocast_dtype=self._autocast)
 
