@@ -22,7 +22,7 @@ def length_of(number: int) -> int:
 
 
 def drawn(selection: UserSelection) -> Drawn:
-    return Drawn.of(selection, [length_of(number) for number in selection.sentences.tolist()])
+    return Drawn.of(selection, [length_of(number) for number in selection.sentences.tolist()], together=4)
 
 
 def groups(selection: UserSelection) -> list[tuple[float, list[int]]]:

@@ -201,6 +201,30 @@ def test_neither_batches_nor_groups_of_users_matter(network, device, monkeypatch
     assert torch.equal(update.sum_updates(worker.parameters, chosen, 0), whole)
 
 
+def test_neither_do_they_where_no_sentence_is_clipped(device, monkeypatch):
+    """Sums are rounded then, so their order matters. What waits in memory, and so others, decided where a user's was cut."""
+    config = make("gpt2")
+    config = dataclasses.replace(
+        config,
+        privacy=dataclasses.replace(config.privacy, sentence_clip_norm=None),
+        bounds=dataclasses.replace(config.bounds, holder_bound="truncate", entity_bound="truncate"),
+        model=dataclasses.replace(config.model, hidden_size=32),
+    )
+    made_up = np.random.default_rng(1)
+    users = {u: [made_up.integers(1, VOCABULARY, made_up.integers(0, 24)) for _ in range(150)] for u in range(3)}
+    worker = Worker(config, users, device)
+    worker.parameters *= 6  # so that exponents are spread, as in networks that are trained
+    update = worker.update()
+    update.probe()
+    found = []
+    for most in (1, 200_000, 400_000, 800_000, 1 << 40):
+        monkeypatch.setattr(update, "_most_held", most)
+        found += [update.sum_updates(worker.parameters, [worker.selections[u] for u in range(3)], 0)]
+        alone = [update.sum_updates(worker.parameters, [worker.selections[u]], 0) for u in range(3)]
+        assert torch.equal(found[-1], sum(alone))
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
 def test_activations_that_are_computed_again_change_no_bit(device):
     """Dropout included: the masks of each sentence are drawn once more."""
     found = []

@@ -293,9 +293,22 @@ def test_the_memory_of_a_round_is_taken_before_the_first_whoever_is_drawn(corpus
     assert all(rows * length <= math.prod(most) for rows, length in shapes)
 
 
-def test_a_weight_above_one_is_refused(corpus):
-    worker = TinyWorker(config_of())
+def heavy(worker, corpus):
     user = selections(worker, corpus)[0]
-    heavy = user._replace(weights=user.weights * np.float32(1.5))
+    return user._replace(weights=np.full(len(user.weights), 3.0, np.float32))
+
+
+def test_a_weight_above_one_is_refused_in_a_private_run(corpus):
+    worker = TinyWorker(config_of(privacy={"test_noise_seed": None}))
+    assert worker.plan.private
     with pytest.raises(ValueError, match="a sentence weighs more than 1"):
-        update_of(worker, corpus).sum_updates(worker.parameters, [heavy], 0)
+        update_of(worker, corpus).sum_updates(worker.parameters, [heavy(worker, corpus)], 0)
+
+
+def test_the_published_weights_of_a_sentence_may_be_above_one(corpus):
+    """One for each of its entities that is drawn."""
+    worker = TinyWorker(config_of(privacy={"test_noise_seed": 0, "l2_clip_norm": 100.0}))
+    user = heavy(worker, corpus)
+    update, once = update_of(worker, corpus), user._replace(weights=user.weights / 3)
+    heavier, lighter = (update.sum_updates(worker.parameters, [each], 0) for each in (user, once))
+    assert relative(heavier, 3 * lighter) < 1e-6

@@ -42,9 +42,6 @@ import numpy as np
 from uedp_ray.plan import UserSelection
 from uedp_ray.updates.shapes import split
 
-_TOGETHER = 4
-"""Numbers of sentences in a group."""
-
 
 @dataclass(eq=False)
 class Drawn:
@@ -71,10 +68,10 @@ class Drawn:
         self.num_waiting = len(self.lengths)
 
     @classmethod
-    def of(cls, selection: UserSelection, lengths: Sequence[int]) -> Drawn:
-        """``lengths``: the padded one of each of its sentences."""
+    def of(cls, selection: UserSelection, lengths: Sequence[int], together: int = 1) -> Drawn:
+        """``lengths``: the padded one of each of its sentences; ``together``: numbers of sentences in a group."""
         weights = selection.weights.astype(np.float64)
-        exponents, blocks = np.frexp(weights)[1], selection.sentences // _TOGETHER
+        exponents, blocks = np.frexp(weights)[1], selection.sentences // together
         order = np.lexsort((selection.sentences, exponents, blocks))
         new = (np.diff(blocks[order]) != 0) | (np.diff(exponents[order]) != 0)
         starts = [0, *(np.flatnonzero(new) + 1).tolist(), len(order)] if len(order) else [0]

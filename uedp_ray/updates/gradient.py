@@ -70,6 +70,10 @@ from uedp_ray.updates.weighted import (
 _HELD = 1 << 27
 """Numbers of batches that wait for their sums (512 MiB of float32), and so the users who share batches; more on a GPU that
 has the memory."""
+_BOUNDED_GROUP = 4
+"""Numbers of sentences that may be formed together; more are rounded too much for a sentence's bound."""
+_GROUP = 64
+"""And where no bound is claimed."""
 _MOST_BATCHES = 64
 """That wait: more would fill no more rows."""
 _CPU_TOKENS = 256
@@ -269,18 +273,23 @@ class Update(LocalUpdate):
         if not user.added:
             self._total.zero_()
         clip = self._sentence_clip
-        groups = [Group(rows, math.inf if clip is None else clip * weight) for weight, rows in user.take()]
-        self._sums.add(groups, self._total, None if clip is None else unit_of(clip))
+        if clip is None:  # sums are rounded: group by group, so that memory, and so other users, decide on no order
+            for _, rows in user.take():
+                self._sums.add([Group(rows, math.inf)], self._total, None)
+        else:
+            groups = [Group(rows, clip * weight) for weight, rows in user.take()]
+            self._sums.add(groups, self._total, unit_of(clip * max(1.0, float(user.weights.max()))))
         return self._total
 
     def _drawn(self, selection: UserSelection) -> Drawn:
         if selection.num_held > MOST_SENTENCES:
             remedy = f"a user has more sentences than a sum is exact for, {MOST_SENTENCES:,}: set it"
             raise InputError("bounds.max_sentences_per_user", None, remedy)
-        if selection.weights.max(initial=0.0) > 1.0:
-            raise ValueError("a sentence weighs more than 1: its vector might not fit the integers that it is added in")
+        if self.plan.private and selection.weights.max(initial=0.0) > 1.0:
+            raise ValueError("a sentence weighs more than 1: the unit of its user's sum would follow from who is there")
         longest = self.plan.config.model.max_length
-        return Drawn.of(selection, [padded_length(length, longest) for length in self._lengths(selection.sentences)])
+        lengths = [padded_length(length, longest) for length in self._lengths(selection.sentences)]
+        return Drawn.of(selection, lengths, together=_GROUP if self._sentence_clip is None else _BOUNDED_GROUP)
 
     def _take_memory(self, total: torch.Tensor) -> None:
         """Takes what a round takes at most, whoever is drawn: the largest batch, and what waits for its sum beside it."""

@@ -178,7 +178,7 @@ class WeightedSums:
         """Adds the gradients of all rows, each multiplied, to (P,) float64, truncated to multiples of ``unit``.
 
         Each must be no longer than 2^27 units. ``None``: nothing is truncated; sums are rounded in float64, in the order of
-        ``groups``, and claim nothing. What a group adds has the same bits whatever else is added.
+        ``groups`` for what has the same factors, and claim nothing. What a group adds is the same whatever else is added.
         """
         together: list[list[Row]] = []
         layouts: dict[tuple[str, ...], list[_Formed]] = {}
@@ -268,8 +268,8 @@ class _Product:
 
     def __init__(self, of: Sequence[tuple[Factors, int, float]], step: int):
         lefts = [each.left[0][x] for each, x, _ in of]
-        aligned = len(lefts) == 1 and lefts[0].data_ptr() % _ALIGNED == 0
-        self._left, self._step = (lefts[0] if aligned else torch.cat(lefts)).mT, step
+        as_it_is = len(lefts) == 1 and lefts[0].is_contiguous() and lefts[0].data_ptr() % _ALIGNED == 0
+        self._left, self._step = (lefts[0] if as_it_is else torch.cat(lefts)).mT, step
         self._right = _joined([each.right[0][x] * factor for each, x, factor in of])
         self.dtype, self.num = self._right.dtype, len(of)
         self._ids: Tensor | None = None
@@ -294,4 +294,4 @@ class _Product:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts))
