@@ -1,7 +1,7 @@
 """What a try-out found, kept for other processes of a sweep: the numbers of rows of batches that ``updates.gradient`` uses.
 
     with kept_in(Path("runs/tryouts")):               # for the runs of this process
-        train(config, Path("runs/mine"), workers=0)
+        train(config, Path("runs/another"), workers=0)
 
 A try-out takes seconds, depends on no text, and finds the same in every process that has the same network, settings,
 libraries, kernels and machine. A file is named by a digest of all of these, so that another machine, version or setting
