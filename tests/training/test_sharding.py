@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -22,13 +23,16 @@ from uedp_ray.config import TrainingConfig
 from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.noise import GaussianNoise
+from uedp_ray.storage.open import open_storage
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, server_optimizer
 from uedp_ray.training.reduce import DistributedReducer, part_of
 from uedp_ray.training.rounds import RoundState
 from uedp_ray.training.rundir import RunDir
+from uedp_ray.training.setup import prepare_run
 from uedp_ray.training.sharding import Shard, check_aggregation, is_sharded
+from uedp_ray.training.worker import run_worker
 
 NOISED = {"privacy": {**TREE["privacy"], **TEST_NOISE}}
 
@@ -359,3 +363,33 @@ def test_optimizers_of_parts_keep_what_that_of_the_whole_would(size):
     for name, value in found[0][1].items():
         assert np.array_equal(value, state.optimizer.state[whole][name].numpy()), name
     assert found[1][1] == found[2][1] == {}
+
+
+class OfCopies:
+    """Each worker opens its own copy of a run, as on nodes without a common file system."""
+
+    def __init__(self, outs):
+        self.outs = outs
+
+    def __call__(self, rank, reducer):
+        how = {"rank": rank, "num_workers": len(self.outs), "reducer": reducer, "device": torch.device("cpu")}
+        run_worker(RunDir(self.outs[rank]), **how)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("aggregation", ["driver", "sharded"])
+def test_a_worker_with_other_noise_ends_the_run_before_it_charges(corpora, tmp_path, aggregation):
+    """The driver holds its own against the ledger. Another's had next to none: half of the vector left without noise."""
+    outs = [tmp_path / "out", tmp_path / "copy"]
+    storage = open_storage(outs[0])
+    with storage.exclusive():
+        prepare_run(config_of(corpora, aggregation, test=False), storage, resume=False)
+    shutil.copytree(*outs)
+    setup = outs[1] / "private" / "setup.json"
+    known = json.loads(setup.read_text())
+    known["mechanism"]["noise_multiplier"] = 1e-6
+    setup.write_text(json.dumps(known))
+    ended = group(OfCopies(outs), 2)
+    assert "is not the driver's" in ended[1]
+    assert ended[0] is not None
+    assert events(outs[0]) == []

@@ -6,6 +6,7 @@ sums over its share of a round's users, and scores its share of the evaluation t
 
 from __future__ import annotations
 
+import hashlib
 import json
 from contextlib import nullcontext
 from functools import partial
@@ -14,9 +15,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from uedp_ray.errors import InputError
 from uedp_ray.models.isolation import ALONE
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.saved import check_saveable, longest_input, save_model
+from uedp_ray.plan import Plan, Weights
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
@@ -57,6 +60,17 @@ def run_worker(
         _run(run, rank, num_workers, reducer, device, reporter)
 
 
+def _check_same(run: RunDir, plan: Plan, weights: Weights | None, reducer: Reducer, device: torch.device) -> None:
+    """Raises: InputError on a worker that would clip, add up, noise or divide by other numbers than the driver, as one does
+    that opened another folder: the driver alone looks at the ledger, and charges for its own."""
+    denominator = None if weights is None else weights.denominator
+    known = repr((plan.header(), plan.noise_std, plan.grid, denominator))
+    mine = int.from_bytes(hashlib.blake2b(known.encode(), digest_size=8).digest(), "little") >> 1
+    if int(reducer.from_driver(torch.tensor([mine], device=device)).item()) != mine:
+        remedy = "is not the driver's: noise, bounds or settings differ. Give every worker the same copy"
+        raise InputError("run", str(run.setup), remedy)
+
+
 def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: torch.device, reporter: Reporter) -> None:
     exact_arithmetic(device)
     prepared = Prepared.open(run)
@@ -71,6 +85,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     weights = plan.weights(corpus)
     team = None
     if num_workers > 1:
+        _check_same(run, plan, weights, reducer, device)
         team = DrawingTeam(rank=rank, num_workers=num_workers, reducer=reducer, device=device)
     sampler = PoissonSampler(sampling_key(run, config), block=prepared.draw_block, team=team)
     update = local_update(plan, model, params, task, prepared.tokens.sentence, device)
