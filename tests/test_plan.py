@@ -109,6 +109,7 @@ def test_sentences_held_are_counted_drawn_or_not():
     within = np.bincount(corpus.user_of, weights=weight > 0, minlength=40)
     assert [each.num_held for each in found] == [within[each.user] for each in found]
     assert any(len(each.sentences) < each.num_held for each in found)
+    assert [each.first for each in found] == [corpus.user_offsets[each.user] for each in found]
 
 
 def test_sentences_of_weight_zero_are_left_out():

@@ -65,6 +65,8 @@ class UserSelection(NamedTuple):
     weight: float = 1.0
     key: bytes = b""
     """A secret of this user in this round and attempt, where users add noise of their own: for it and for their draws."""
+    first: int = 0
+    """The number of the user's first sentence, drawn or not."""
 
 
 class Weights(NamedTuple):
@@ -219,7 +221,8 @@ class Plan:
                     own = kept[first:last]  # indexing with it copies: nothing of a user is in reach of another's update
                     user_weight = 1.0 if weights is None else float(weights.user[user])
                     key = sampler.secret(32, kind="local", owner=user, **where) if self.local else b""
-                    yield UserSelection(user, held.sentences[own], weight[own], int(num_held[at]), user_weight, key)
+                    of_user = held.sentences[own], weight[own], int(num_held[at]), user_weight, key
+                    yield UserSelection(user, *of_user, first=int(incidence.user_offsets[user]))
 
     @cached_property
     def grid(self) -> SumGrid | None:

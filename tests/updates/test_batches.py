@@ -14,7 +14,7 @@ LENGTHS = [8, 12, 16]
 def random_user(made_up: np.random.Generator, user: int = 0, most: int = 40) -> UserSelection:
     numbers = np.flatnonzero(made_up.random(most) < 0.6) + 1000 * user
     weights = made_up.choice([1.0, 0.75, 0.5, 0.3, 1e-6], len(numbers)).astype(np.float32)
-    return UserSelection(user, numbers, weights, num_held=most)
+    return UserSelection(user, numbers, weights, num_held=most, first=1000 * user)
 
 
 def length_of(number: int) -> int:
@@ -44,6 +44,15 @@ def test_an_absent_sentence_changes_no_group_but_by_itself():
         fewer = whole._replace(sentences=whole.sentences[there], weights=whole.weights[there])
         left = [(least, [x for x in rows if x in fewer.sentences]) for least, rows in groups(whole)]
         assert groups(fewer) == [(least, rows) for least, rows in left if rows]
+
+
+def test_where_a_user_is_in_the_corpus_changes_no_group():
+    """Where users before leave the file, the others' numbers move up."""
+    made_up = np.random.default_rng(0)
+    for by in range(1, 6):
+        user = random_user(made_up, user=1)
+        moved = user._replace(sentences=user.sentences - by, first=user.first - by)
+        assert groups(moved) == [(least, [x - by for x in rows]) for least, rows in groups(user)]
 
 
 def test_weights_of_a_group_are_at_least_what_it_says_and_less_than_twice_as_much():

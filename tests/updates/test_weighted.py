@@ -77,6 +77,21 @@ def of_factors(factors: Factors) -> tuple[Measured, FlatParameters]:
     return measured(gradients, params), params
 
 
+def test_losses_may_be_wider_than_the_network():
+    """By the rounding of their type a length was too short: a sentence of which nearly everything cancels was added at 134
+    times its clip."""
+    made_up = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(6, 8, n, generator=made_up) for n in (70, 40))
+    left[:, 4:], right[:, 4:] = left[:, :4], -right[:, :4] * (1 + 2.0**-22)
+    (factors,) = factored(left, right)
+    params, found = FlatParameters(nn.Linear(40, 70, bias=False)), []
+    for dtype in (torch.float32, torch.float64):
+        batch = measured(SentenceGradients(torch.zeros(6, dtype=dtype), params, {"weight": factors}), params)
+        found.append(batch.lengths)
+        assert batch.u == 2.0**-24
+    torch.testing.assert_close(*found)
+
+
 def exact_norm(steps: Tensor) -> float:
     return math.sqrt(math.fsum(each**2 for each in steps.tolist()))
 

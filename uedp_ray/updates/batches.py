@@ -45,8 +45,8 @@ from uedp_ray.updates.shapes import split
 
 @dataclass(eq=False)
 class Drawn:
-    """A user whose sentences are passed, in groups of like numbers and weights, which no other user changes, and no
-    sentence's absence but by that sentence.
+    """A user whose sentences are passed, in groups of like places among the user's own and like weights, which no other user
+    changes, and no sentence's absence but by that sentence.
 
     ``starts``: where groups begin, and where the last one ends. ``found``: what came of each sentence, as far as it passed;
     the first ``added`` of them are summed, and forgotten.
@@ -71,7 +71,7 @@ class Drawn:
     def of(cls, selection: UserSelection, lengths: Sequence[int], together: int = 1) -> Drawn:
         """``lengths``: the padded one of each of its sentences; ``together``: numbers of sentences in a group."""
         weights = selection.weights.astype(np.float64)
-        exponents, blocks = np.frexp(weights)[1], selection.sentences // together
+        exponents, blocks = np.frexp(weights)[1], (selection.sentences - selection.first) // together
         order = np.lexsort((selection.sentences, exponents, blocks))
         new = (np.diff(blocks[order]) != 0) | (np.diff(exponents[order]) != 0)
         starts = [0, *(np.flatnonzero(new) + 1).tolist(), len(order)] if len(order) else [0]

@@ -82,7 +82,7 @@ class Measured:
     """What is kept of a batch's gradients until they are summed: factors, and (B, F) ``formed``, which has the parameters
     ``names`` side by side. ``lengths`` (B,) float64: w / length times a gradient is no longer than w (1 + 1e-6) as
     ``WeightedSums`` adds it; not finite if a gradient is not. ``magnitudes`` (B,) float64: of the terms that the products
-    add up, by which rounding is bounded; ``positions``: their number."""
+    add up, by which rounding is bounded; ``positions``: their number; ``u``: half a unit in the last place of 1."""
 
     kept: dict[str, Factors]
     names: tuple[str, ...]
@@ -90,6 +90,7 @@ class Measured:
     lengths: Tensor
     magnitudes: Tensor
     positions: int
+    u: float
 
     def __iter__(self) -> Iterator[Tensor]:
         """All that is kept, each (B, ...)."""
@@ -120,10 +121,11 @@ def measured(gradients: SentenceGradients, params: FlatParameters) -> Measured:
         if each.left:
             terms = max(terms, min(TERMS, max(each.shape)))
             positions = max(positions, each.left[0].shape[1])
-    u = torch.finfo(formed.dtype).eps / 2
+    factors = (entry.dtype for each in kept.values() for entry in (*each.left, *each.right, *each.rows))
+    u = max(torch.finfo(dtype).eps for dtype in (formed.dtype, *factors)) / 2  # losses may be wider than the network
     squares = torch.where(squares.isfinite(), squares.clamp_min(0.0), math.inf)  # -inf is no length of 0
     lengths, magnitudes = (squares + 2.5 * _gamma(terms + 8, u) * rounded).sqrt(), rounded.sqrt()
-    return Measured(kept, names, formed, lengths + _gamma(positions + 8, u) * magnitudes, magnitudes, positions)
+    return Measured(kept, names, formed, lengths + _gamma(positions + 8, u) * magnitudes, magnitudes, positions, u)
 
 
 def _gamma(terms: int, u: float) -> float:
@@ -212,7 +214,7 @@ class WeightedSums:
 
     def _may_join(self, rows: Sequence[Row], least: float) -> bool:
         """Whether one of these less changes how the others are rounded by no more than there is room for; in units."""
-        u = torch.finfo(rows[0][0].formed.dtype).eps / 2 if rows else 0.0
+        u = max((batch.u for batch, _, _ in rows), default=0.0)
         gamma = _gamma(sum(batch.positions for batch, _, _ in rows) + 8, u)
         rounding = 2.5 * gamma * sum(abs(factor) * float(batch.magnitudes[x]) for batch, x, factor in rows)
         truncation = (len(rows) + 1) * math.sqrt(self._params.num)
