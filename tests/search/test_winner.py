@@ -17,6 +17,7 @@ from uedp_ray.search import sweep as searching
 from uedp_ray.search.layout import SweepDir
 from uedp_ray.search.preflight import Report
 from uedp_ray.search.remote import workers_of_winner
+from uedp_ray.search.sections import ResourceConfig
 from uedp_ray.search.sweep import _refuse_second_winner, sweep
 from uedp_ray.training.rundir import RunDir
 
@@ -82,12 +83,16 @@ def test_a_sweep_that_chose_nothing_may_train_its_first_winner(corpora, tmp_path
         ([(8, 0), (8, 0)], {}, 300.0, 1),  # sums would leave the machine
         ([(8, 0), (8, 0)], {"workers_of_winner": 4}, 1.0, 4),
         ([(8, 0)], {"workers_of_winner": 1}, 300.0, 1),
+        ([(8, 0)], {"workers_of_winner": "trial"}, 300.0, 1),
     ],
 )
 def test_a_winner_that_takes_long_is_trained_by_the_cores_that_its_trials_had(
     corpora, tmp_path, sizes, resources, seconds, workers
 ):
-    config = sweep_config(corpora, tmp_path, resources={"max_concurrent": None} | resources)
+    config = sweep_config(
+        corpora, tmp_path, resources={"max_concurrent": None, "workers_of_winner": "auto"} | resources
+    )
+    assert ResourceConfig().workers_of_winner == "trial"
     assert workers_of_winner(config, nodes_of(*sizes), seconds) == workers
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from tests.training.runs import crash, parameters
 from tests.updates.tiny import CPU, TinyCorpus, TinyWorker, tiny_config
 from uedp_ray.plan import Plan
 from uedp_ray.privacy.sampling import PoissonSampler
-from uedp_ray.training.balance import Balance, DrawingTeam, loads_of, spread
+from uedp_ray.training.balance import Balance, DrawingTeam, are_alike, loads_of, spread
 from uedp_ray.training.host import train
 from uedp_ray.training.prepared import Prepared
 from uedp_ray.training.reduce import LocalReducer
@@ -211,3 +213,29 @@ def test_the_sum_does_not_depend_on_the_number_of_workers(num_workers):
         total += worker.steps(corpus, weight, users=np.array([s.user for s in selected], np.int64), round_index=2)
     assert len(taken) == len(set(taken)) > 10
     assert torch.equal(total, whole)
+
+
+def test_unlike_machines_take_the_same_users_whoever_else_is_drawn():
+    """A user's last bits are those of who computes them."""
+    drawn = np.flatnonzero(np.random.default_rng(0).random(500) < 0.4)
+    taken = [each.share(drawn, **WHERE) for each in balances(lambda rank: None, 3)]
+    assert sorted(np.concatenate(taken).tolist()) == drawn.tolist()
+    for gone in drawn[:20]:
+        fewer = [each.share(drawn[drawn != gone], **WHERE).tolist() for each in balances(lambda rank: None, 3)]
+        assert fewer == [users[users != gone].tolist() for users in taken]
+
+
+@dataclass
+class Unlike:
+    """What each of two workers takes, of which the second may say that it is another machine."""
+
+    unlike: bool
+
+    def __call__(self, rank, reducer):
+        with mock.patch("platform.machine", return_value=f"machine {rank * self.unlike}"):
+            return are_alike(reducer, CPU, 2)
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+def test_every_worker_hears_that_machines_differ(unlike):
+    assert group(Unlike(unlike), 2) == [not unlike] * 2

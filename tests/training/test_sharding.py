@@ -27,6 +27,7 @@ from uedp_ray.storage.open import open_storage
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import train
 from uedp_ray.training.optimizers import OPTIMIZERS, ServerOptimizer, server_optimizer
+from uedp_ray.training.prepared import draw_key
 from uedp_ray.training.reduce import DistributedReducer, part_of
 from uedp_ray.training.rounds import RoundState
 from uedp_ray.training.rundir import RunDir
@@ -378,17 +379,21 @@ class OfCopies:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("aggregation", ["driver", "sharded"])
-def test_a_worker_with_other_noise_ends_the_run_before_it_charges(corpora, tmp_path, aggregation):
-    """The driver holds its own against the ledger. Another's had next to none: half of the vector left without noise."""
+@pytest.mark.parametrize("other", ["noise", "key"])
+def test_a_worker_with_another_copy_ends_the_run_before_it_charges(corpora, tmp_path, aggregation, other):
+    """The driver holds its own against the ledger. Another's had next to no noise: half of the vector left without any."""
     outs = [tmp_path / "out", tmp_path / "copy"]
     storage = open_storage(outs[0])
     with storage.exclusive():
         prepare_run(config_of(corpora, aggregation, test=False), storage, resume=False)
     shutil.copytree(*outs)
-    setup = outs[1] / "private" / "setup.json"
-    known = json.loads(setup.read_text())
-    known["mechanism"]["noise_multiplier"] = 1e-6
-    setup.write_text(json.dumps(known))
+    if other == "noise":
+        setup = outs[1] / "private" / "setup.json"
+        known = json.loads(setup.read_text())
+        known["mechanism"]["noise_multiplier"] = 1e-6
+        setup.write_text(json.dumps(known))
+    else:
+        draw_key(RunDir(outs[1]))
     ended = group(OfCopies(outs), 2)
     assert "is not the driver's" in ended[1]
     assert ended[0] is not None

@@ -89,11 +89,13 @@ _WORTH_A_GROUP = 300.0
 def workers_of_winner(config: SweepConfig, nodes: Sequence[Node], seconds: float) -> int:
     """How many workers train the winner, with no trial beside it; ``seconds``: what it took the workers of a trial.
 
-    A run has the same law, and the same sums to the bit, with any number (``updates.base``). But the sums pass between
-    workers: several are taken by themselves on one machine only, where nobody sees more than before.
+    A run has the same law, and the same sums to the bit, with any number (``updates.base``). But un-noised sums pass between
+    workers, and torch's ports take no password. So several have to be asked for; ``auto`` takes them on one machine only.
     Raises: InputError if there is no room for as many as are asked for: Ray would wait for it forever.
     """
     resources, workers = config.resources, config.resources.workers_of_winner
+    if workers == "trial":
+        return resources.workers_per_trial
     if workers != "auto":
         gpus = 0 if resources.gpus_per_worker == "auto" else resources.gpus_per_worker
         there = sum(node.holds(resources.cpus_per_worker, gpus) for node in nodes)

@@ -165,19 +165,23 @@ class ResourceConfig:
     gpus_per_worker: float | Literal["auto"] = "auto"
     """``auto`` divides the GPUs of the cluster among the trials that run at once. 0 trains on CPUs; a part of 1 lets several
     trials of one worker share a GPU."""
-    workers_of_winner: int | Literal["auto"] = "auto"
-    """Workers that train the winner, where the search ends by training one. ``auto``: those of a trial; but where that took
-    minutes, on one machine without GPUs, as many as trials run at once there."""
+    workers_of_winner: int | Literal["trial", "auto"] = "trial"
+    """Workers that train the winner, where the search ends by training one. ``trial``: those of a trial. ``auto``: but where
+    that took minutes, on one machine without GPUs, as many as trials run at once there."""
     max_concurrent: int | None = None
     """Most trials at once; none: as many as fit."""
 
     def __post_init__(self) -> None:
         for name in ("workers_per_trial", "cpus_per_worker"):
             at_least(f"resources.{name}", getattr(self, name), 1)
-        if self.workers_of_winner != "auto":
-            at_least("resources.workers_of_winner", self.workers_of_winner, 1)
+        winner = self.workers_of_winner
+        if winner != "trial" and winner != "auto":
+            at_least("resources.workers_of_winner", winner, 1)
         at_least("resources.max_concurrent", self.max_concurrent, 1, optional=True)
-        gpus, several = self.gpus_per_worker, self.workers_per_trial > 1 or self.workers_of_winner not in ("auto", 1)
+        gpus, several = (
+            self.gpus_per_worker,
+            self.workers_per_trial > 1 or winner not in ("trial", "auto", 1),
+        )
         if gpus != "auto" and not (0 <= gpus < math.inf and (gpus == int(gpus) or (gpus < 1 and not several))):
             remedy = "give auto, 0, a whole number, or a part of 1 for trials of one worker"
             raise InputError("resources.gpus_per_worker", gpus, remedy)

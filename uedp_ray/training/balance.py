@@ -8,14 +8,18 @@
 Every worker maps all tokens and knows every draw, so each finds out by itself what it takes, and the slowest has little
 more than the mean (Graham 1969: at most 4/3 of the best there is). The bound on a user holds if no user is taken twice. So
 before a round's updates are computed, workers add up one number for each user they take, and the driver ends the run if the
-sum is not that of all who were drawn: one of them opened other files, or is of another version. These numbers are drawn by
-the run's key, and say nothing to those who do not have it.
+sum is not that of all who were drawn: one of them opened other files, or is of another version. (``worker`` looks before at
+whether settings, noise, text and key are the driver's.) Whoever reads the network learns from these numbers who was drawn.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import platform
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,13 +29,16 @@ from uedp_ray.corpus.bounds import mix64
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.training.reduce import Reducer
 
+_CPU = Path("/proc/cpuinfo")
+_MODEL = re.compile(r"(vendor_id|model name|cpu family|model|stepping|flags|Features|CPU \w+)\s*:")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
     """One worker's view of who takes whom."""
 
-    loads: NDArray[np.int64]
-    """(U,) as ``loads_of``; not used by one worker alone."""
+    loads: NDArray[np.int64] | None
+    """(U,) as ``loads_of``; None: each user stays with one worker, whoever else is drawn (see ``are_alike``)."""
     rank: int
     num_workers: int
     sampler: PoissonSampler
@@ -45,7 +52,8 @@ class Balance:
         """
         if self.num_workers == 1:
             return drawn
-        mine = drawn[spread(self.loads[drawn], self.num_workers) == self.rank]
+        taker = drawn % self.num_workers if self.loads is None else spread(self.loads[drawn], self.num_workers)
+        mine = drawn[taker == self.rank]
         secret = self.sampler.secret(8, round_index=round_index, attempt=attempt, kind="share")
         taken, all_drawn = (_sum_of_marks(users, np.frombuffer(secret, "<u8")) for users in (mine, drawn))
         added = self.reducer.sum_to_driver(torch.tensor([taken], device=self.device))
@@ -114,6 +122,24 @@ def loads_of(
         loads[first:last] = np.diff(ends[user_offsets[first : last + 1] - begin])
         first = last
     return loads
+
+
+def are_alike(reducer: Reducer, device: torch.device, num_workers: int) -> bool:
+    """Whether all workers have the kernels of the driver, as far as they say; every worker must ask.
+
+    Where they have not, what is computed of a user depends, in its last bits, on who computes it. So who does must not
+    follow from what others hold.
+    """
+    cores = sorted({line for line in _CPU.read_text().splitlines() if _MODEL.match(line)}) if _CPU.is_file() else []
+    known = (
+        (torch.__version__, torch.__config__.show(), torch.backends.cpu.get_cpu_capability()),
+        (platform.machine(), platform.processor(), platform.libc_ver(), cores),
+        torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+    )
+    mine = int.from_bytes(hashlib.blake2b(repr(known).encode(), digest_size=7).digest(), "little")
+    drivers = int(reducer.from_driver(torch.tensor([mine], device=device)).item())
+    same = reducer.sum_to_driver(torch.tensor([int(mine == drivers)], device=device))
+    return int(reducer.from_driver(same).item()) == num_workers
 
 
 def _sum_of_marks(users: NDArray[np.int64], secret: NDArray[np.uint64]) -> int:

@@ -1,6 +1,7 @@
 """The driver of a run, on the worker of rank 0: budget, ledger, noise, evaluation, checkpoints, progress, results.
 
-Only it sees the un-noised sum of a round. Everything it writes outside the ledger follows from released values.
+It sees the un-noised sum of a round, of which workers see parts. Everything it writes outside the ledger follows from
+released values.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ _NOT_COVERED = """\
 - What is said about an entity without naming it, and facts that many users or many entities share.
 - Who holds which entity is treated as fixed where bounds are enforced (fixed graph): the guarantee compares a corpus
   with the same corpus in which the protected sentences say nothing.
-- The driver of a round, or the workers that share its sum out, see it un-noised, and workers see their users' text: all of
+- The driver of a round sees its sum un-noised, and workers see parts of it, and their users' text: all of
   them are trusted.
 - Timing, memory and file sizes.
 - Floating point: sums are exact, bounds hold for what was summed, and what a round released lies on a grid that the data do

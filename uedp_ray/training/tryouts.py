@@ -102,11 +102,12 @@ def _named(update: Update, key: str) -> str | None:
     known = all(kind.__module__.partition(".")[0] in _OURS for kind in kinds) and not any(map(_changed, modules))
     if update.device.type != "cpu" or not known or not (_BOOT.is_file() and _CPU.is_file()):
         return None
-    backends = torch.backends
+    backends, settings = torch.backends, getattr(update.model, "config", None)
     parts = [
         [(type(each).__module__, type(each).__qualname__, repr(_functions(each))) for each in modules],
         [(name, str(each.dtype), each.shape, each.stride()) for name, each in _tensors(update.model)],
-        repr((update.model, getattr(update.model, "config", None), type(update), type(update.task), update.task)),
+        repr((update.model, settings, getattr(settings, "_attn_implementation", None))),
+        repr((type(update), type(update.task), update.task)),
         key,
         _source(),
         [(name, metadata.version(name)) for name in ("numpy", "peft", "torch", "transformers")],

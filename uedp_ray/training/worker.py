@@ -1,7 +1,7 @@
 """One worker of a run, from an opened run directory to the exported model.
 
-The worker of rank 0 is also the driver of the rounds and steps the server's optimizer. Every other worker computes clipped
-sums over its share of a round's users, and scores its share of the evaluation text.
+The worker of rank 0 is also the driver of the rounds. Every worker computes clipped sums over its share of a round's users,
+scores its share of the evaluation text and, where aggregation is sharded, adds noise to its part of the sum and steps it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from uedp_ray.errors import InputError
 from uedp_ray.models.isolation import ALONE
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.saved import check_saveable, longest_input, save_model
-from uedp_ray.plan import Plan, Weights
+from uedp_ray.plan import Weights
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
 from uedp_ray.tasks.metrics import metric_of
-from uedp_ray.training.balance import Balance, DrawingTeam, loads_of
+from uedp_ray.training.balance import Balance, DrawingTeam, are_alike, loads_of
 from uedp_ray.training.calls import Calls
 from uedp_ray.training.driver import RunDriver, Scored
 from uedp_ray.training.epochs import Sentences, Source, run_epochs
@@ -60,14 +59,18 @@ def run_worker(
         _run(run, rank, num_workers, reducer, device, reporter)
 
 
-def _check_same(run: RunDir, plan: Plan, weights: Weights | None, reducer: Reducer, device: torch.device) -> None:
-    """Raises: InputError on a worker that would clip, add up, noise or divide by other numbers than the driver, as one does
-    that opened another folder: the driver alone looks at the ledger, and charges for its own."""
-    denominator = None if weights is None else weights.denominator
-    known = repr((plan.header(), plan.noise_std, plan.grid, denominator))
+def _check_same(
+    run: RunDir, prepared: Prepared, weights: Weights | None, reducer: Reducer, device: torch.device
+) -> None:
+    """Raises: InputError on a worker that would draw, clip, add up, noise or divide by other numbers than the driver, as one
+    does that opened another folder: the driver alone looks at the ledger, and charges for its own."""
+    plan, denominator, setup = prepared.plan, None if weights is None else weights.denominator, run.load_setup()
+    text = [setup.get(name) for name in ("sentence_weight", "vocabulary", "starts", "draw_block", "corpus")]
+    secret = hashlib.blake2b(sampling_key(run, prepared.config)).digest()
+    known = repr((plan.header(), plan.noise_std, plan.grid, denominator, text, secret))
     mine = int.from_bytes(hashlib.blake2b(known.encode(), digest_size=8).digest(), "little") >> 1
     if int(reducer.from_driver(torch.tensor([mine], device=device)).item()) != mine:
-        remedy = "is not the driver's: noise, bounds or settings differ. Give every worker the same copy"
+        remedy = "is not the driver's: its noise, bounds, settings, text or key differ. Give every worker the same copy"
         raise InputError("run", str(run.setup), remedy)
 
 
@@ -85,15 +88,15 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     weights = plan.weights(corpus)
     team = None
     if num_workers > 1:
-        _check_same(run, plan, weights, reducer, device)
+        _check_same(run, prepared, weights, reducer, device)
         team = DrawingTeam(rank=rank, num_workers=num_workers, reducer=reducer, device=device)
     sampler = PoissonSampler(sampling_key(run, config), block=prepared.draw_block, team=team)
     update = local_update(plan, model, params, task, prepared.tokens.sentence, device)
     ordinary = config.training.loop == "epochs"
     if not ordinary:
         update.probe()
-    loads = np.zeros(0, np.int64)
-    if num_workers > 1:
+    loads = None
+    if num_workers > 1 and are_alike(reducer, device, num_workers):
         loads = loads_of(corpus.user_offsets, prepared.tokens.offsets, prepared.sentence_weight)
     balance = Balance(loads=loads, rank=rank, num_workers=num_workers, sampler=sampler, reducer=reducer, device=device)
 
