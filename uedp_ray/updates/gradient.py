@@ -278,7 +278,7 @@ class Update(LocalUpdate):
                 self._sums.add([Group(rows, math.inf)], self._total, None)
         else:
             groups = [Group(rows, clip * weight) for weight, rows in user.take()]
-            self._sums.add(groups, self._total, unit_of(clip * max(1.0, float(user.weights.max()))))
+            self._sums.add(groups, self._total, unit_of(clip * max(1.0, float(user.weights.max(initial=0.0)))))
         return self._total
 
     def _drawn(self, selection: UserSelection) -> Drawn:
