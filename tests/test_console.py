@@ -72,10 +72,12 @@ def test_exit_codes_are_those_of_a_read_run(flags, code, answered):
     assert bool(done.stdout) == answered
 
 
+@pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("to", ["&-", "/dev/full"])
-def test_an_answer_that_cannot_be_written_ends_with_1(to):
+def test_an_answer_that_cannot_be_written_ends_with_1(to, buffered):
     command = f"exec {sys.executable} -m uedp_ray epsilon --rounds 0 --q-u 1 --noise-multiplier 1 1>{to}"
-    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True)
+    settings = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, env=settings)
     assert done.returncode == 1
     assert done.stderr.startswith("failed: ")
     assert done.stderr.count("\n") == 1

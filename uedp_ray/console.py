@@ -106,6 +106,11 @@ def keep_descriptors() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
+def drop_unwritten() -> None:
+    """Lets go of what standard output cannot take, which would fail again when the process ends, and change its exit code."""
+    _Spared(sys.stdout).flush()
+
+
 def write_any_text() -> None:
     """Escapes what a standard stream cannot encode, such as ε in ASCII, so that no answer fails because of it."""
     for stream in (sys.stdout, sys.stderr):

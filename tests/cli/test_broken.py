@@ -99,7 +99,7 @@ def test_a_lack_of_memory_before_the_first_round_is_told_in_one_line(command, ru
     def short(*_, **__):
         raise error
 
-    monkeypatch.setattr("uedp_ray.training.setup.apply_bounds", short)
+    monkeypatch.setattr("uedp_ray.training.setup.bounded_once", short)
     code, out, err = command("train", run_file, "--workers", 0, "--out", tmp_path / "run")
     assert (code, out) == (1, "")
     assert re.search("^failed: this machine ran out of memory: .*\n$", err, re.MULTILINE), err

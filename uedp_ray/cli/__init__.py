@@ -15,7 +15,7 @@ import typer
 
 from uedp_ray.cli import accounting, commands, planning
 from uedp_ray.cli.base import app
-from uedp_ray.console import err, keep_descriptors, write_any_text
+from uedp_ray.console import drop_unwritten, err, keep_descriptors, write_any_text
 from uedp_ray.errors import InputError, no_thread_no_blame, one_line, unreadable
 from uedp_ray.interrupts import ignore, kept_apart, like_ctrl_c
 
@@ -39,6 +39,7 @@ def main() -> None:
                 break
         code = _interrupted()
     if code:
+        drop_unwritten()
         sys.exit(code)
 
 

@@ -96,7 +96,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     if not ordinary:
         update.probe()
     loads = None
-    if num_workers > 1 and are_alike(reducer, device, num_workers):
+    if num_workers > 1 and not ordinary and are_alike(reducer, device, num_workers):
         loads = loads_of(corpus.user_offsets, prepared.tokens.offsets, prepared.sentence_weight)
     balance = Balance(loads=loads, rank=rank, num_workers=num_workers, sampler=sampler, reducer=reducer, device=device)
 

@@ -11,14 +11,14 @@
     >>> batches.full() is None
     True
     >>> batches.add(drawn(1, 3, [8, 8, 16]))
-    >>> shape, sentences = batches.full()
-    >>> shape, [(user.selection.user, int(user.numbers[at])) for user, at in sentences]
-    ((4, 8), [(0, 1), (0, 2), (1, 3), (1, 4)])
-    >>> for user, at in sentences:
-    ...     user.give(at, "a gradient")
-    >>> shape, sentences = batches.of_first()    # what its first user waits for, though its batch is not full otherwise
+    >>> shape, sentences = batches.full()    # of those that are, the one whose first sentence came first
     >>> shape, [(user.selection.user, int(user.numbers[at])) for user, at in sentences]
     ((2, 16), [(0, 0), (1, 5)])
+    >>> for user, at in sentences:
+    ...     user.give(at, "a gradient")
+    >>> shape, sentences = batches.of_first()    # what its first user waits for, whether or not that batch is full
+    >>> shape, [(user.selection.user, int(user.numbers[at])) for user, at in sentences]
+    ((4, 8), [(0, 1), (0, 2), (1, 3), (1, 4)])
     >>> for user, at in sentences:
     ...     user.give(at, "a gradient")
     >>> batches.pop_complete().selection.user, batches.pop_complete().selection.user, batches.pop_complete()
