@@ -107,7 +107,7 @@ def keep_descriptors() -> None:
 
 
 def drop_unwritten() -> None:
-    """Lets go of what standard output cannot take, which would fail again when the process ends, and change its exit code."""
+    """Lets go of what standard output cannot take: it would fail again as the process ends, and change its exit code."""
     _Spared(sys.stdout).flush()
 
 
