@@ -63,7 +63,7 @@ def other_start(monkeypatch):
 
 
 def other_cores(monkeypatch):
-    monkeypatch.setattr(tryouts, "_cores", lambda: ["flags : fpu"])
+    monkeypatch.setattr(tryouts, "cores", lambda: ["flags : fpu"])
 
 
 def other_version(monkeypatch):

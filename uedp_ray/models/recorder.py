@@ -178,16 +178,14 @@ class Recorder:
             raise InputError("model", type(module).__name__, f"a backward pass calls it once more: {_NOT_AGAIN}")
         call.take(args, kwargs)
         if call.gradient is not None and _kind(module) is not None:
-            with torch.autocast(
-                call.gradient.device.type, enabled=False
-            ):  # which is on while a block is computed again
+            # Autocast is on while a block is computed again.
+            with torch.autocast(call.gradient.device.type, enabled=False):
                 self._file(call)
 
     def _given(self, call: _Call, gradient: Tensor) -> None:
         call.gradient = gradient.detach()
-        if (
-            call.taken and _kind(call.module) is not None
-        ):  # what is recomputed waits: this is no place for a pass of its own
+        # What is recomputed under vjp waits: this is no place for a pass of its own.
+        if call.taken and _kind(call.module) is not None:
             self._file(call)
 
     @torch.no_grad()

@@ -178,10 +178,8 @@ class ResourceConfig:
         if winner != "trial" and winner != "auto":
             at_least("resources.workers_of_winner", winner, 1)
         at_least("resources.max_concurrent", self.max_concurrent, 1, optional=True)
-        gpus, several = (
-            self.gpus_per_worker,
-            self.workers_per_trial > 1 or winner not in ("trial", "auto", 1),
-        )
+        gpus = self.gpus_per_worker
+        several = self.workers_per_trial > 1 or winner not in ("trial", "auto", 1)
         if gpus != "auto" and not (0 <= gpus < math.inf and (gpus == int(gpus) or (gpus < 1 and not several))):
             remedy = "give auto, 0, a whole number, or a part of 1 for trials of one worker"
             raise InputError("resources.gpus_per_worker", gpus, remedy)

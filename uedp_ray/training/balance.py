@@ -14,12 +14,9 @@ whether settings, noise, text and key are the driver's.) Whoever reads the netwo
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import platform
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,10 +24,8 @@ from numpy.typing import NDArray
 
 from uedp_ray.corpus.bounds import mix64
 from uedp_ray.privacy.sampling import PoissonSampler
-from uedp_ray.training.reduce import Reducer
-
-_CPU = Path("/proc/cpuinfo")
-_MODEL = re.compile(r"(vendor_id|model name|cpu family|model|stepping|flags|Features|CPU \w+)\s*:")
+from uedp_ray.training.machine import cores
+from uedp_ray.training.reduce import Reducer, is_drivers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,16 +125,13 @@ def are_alike(reducer: Reducer, device: torch.device, num_workers: int) -> bool:
     Where they have not, what is computed of a user depends, in its last bits, on who computes it. So who does must not
     follow from what others hold.
     """
-    cores = sorted({line for line in _CPU.read_text().splitlines() if _MODEL.match(line)}) if _CPU.is_file() else []
     known = (
         (torch.__version__, torch.__config__.show(), torch.backends.cpu.get_cpu_capability()),
-        (platform.machine(), platform.processor(), platform.libc_ver(), cores),
+        (platform.machine(), platform.processor(), platform.libc_ver(), cores()),
         torch.cuda.get_device_name(device) if device.type == "cuda" else "",
     )
-    mine = int.from_bytes(hashlib.blake2b(repr(known).encode(), digest_size=7).digest(), "little")
-    drivers = int(reducer.from_driver(torch.tensor([mine], device=device)).item())
-    same = reducer.sum_to_driver(torch.tensor([int(mine == drivers)], device=device))
-    return int(reducer.from_driver(same).item()) == num_workers
+    same = torch.tensor([int(is_drivers(reducer, known, device))], device=device)
+    return int(reducer.from_driver(reducer.sum_to_driver(same)).item()) == num_workers
 
 
 def _sum_of_marks(users: NDArray[np.int64], secret: NDArray[np.uint64]) -> int:

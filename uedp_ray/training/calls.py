@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import torch
 
-from uedp_ray.training.reduce import Reducer
+from uedp_ray.training.reduce import Reducer, drivers_number
 
 T = TypeVar("T")
 
@@ -55,4 +55,4 @@ class Calls:
         return found
 
     def _sent(self, value: int) -> int:
-        return int(self._reducer.from_driver(torch.tensor([value], device=self._device)).item())
+        return drivers_number(self._reducer, value, self._device)

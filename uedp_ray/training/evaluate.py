@@ -40,7 +40,7 @@ from uedp_ray.training.network import initial_model
 from uedp_ray.training.paths import for_use
 from uedp_ray.training.placement import pick_device
 from uedp_ray.training.prepared import make_task
-from uedp_ray.training.reduce import LocalReducer, Reducer
+from uedp_ray.training.reduce import LocalReducer, Reducer, drivers_number
 from uedp_ray.units import UNITS
 
 
@@ -102,7 +102,7 @@ def score(
 def _gathered(of_batches: list[tuple[float, ...]], reducer: Reducer, device: torch.device) -> list[tuple[float, ...]]:
     """On the driver, the sums of every batch, each of which one worker has: the driver, the first."""
     width = max(map(len, of_batches), default=0)
-    width = int(reducer.from_driver(torch.tensor([width], device=device)).item())
+    width = drivers_number(reducer, width, device)
     sums = torch.zeros(len(of_batches), width, dtype=torch.float64)
     for row, found in zip(sums, of_batches, strict=True):
         if found:

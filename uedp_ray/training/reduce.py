@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Protocol
 
 import torch
@@ -42,6 +43,18 @@ class Reducer(Protocol):
     def from_driver(self, vector: torch.Tensor) -> torch.Tensor:
         """The driver's vector on every worker (same shape and dtype everywhere)."""
         ...
+
+
+def drivers_number(reducer: Reducer, value: int, device: torch.device) -> int:
+    """The driver's whole number on every worker; all of them must ask."""
+    return int(reducer.from_driver(torch.tensor([value], device=device)).item())
+
+
+def is_drivers(reducer: Reducer, known: object, device: torch.device) -> bool:
+    """Whether this worker knows what the driver does, by a digest of 63 bits of its ``repr``; all of them must ask."""
+    digest = hashlib.blake2b(repr(known).encode(), digest_size=8).digest()
+    mine = int.from_bytes(digest, "little") >> 1
+    return drivers_number(reducer, mine, device) == mine
 
 
 class PartsReducer(Reducer, Protocol):

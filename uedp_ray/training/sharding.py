@@ -28,7 +28,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.plan import Plan, Weights
 from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training.optimizers import OPTIMIZERS, kept_by, server_optimizer
-from uedp_ray.training.reduce import PartsReducer, part_of
+from uedp_ray.training.reduce import PartsReducer, drivers_number, part_of
 
 _MANY = 1 << 20
 """Parameters from which ``auto`` shards: noise and step of fewer take less than two more messages may."""
@@ -96,8 +96,7 @@ class Shard:
             if stepped != self.reducer.num_workers:
                 raise RuntimeError(f"{stepped} of {self.reducer.num_workers} workers stepped: the round is not charged")
             charge()
-        told = torch.tensor([-1 if charge is None else round_index], device=device)
-        if int(self.reducer.from_driver(told).item()) != round_index:
+        if drivers_number(self.reducer, -1 if charge is None else round_index, device) != round_index:
             raise RuntimeError(f"round {round_index} was not charged: nothing of it is released")
 
     def gather(self) -> None:

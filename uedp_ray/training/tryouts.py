@@ -35,6 +35,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record
 from uedp_ray.storage.files import make_folder, read_json, write_json
 from uedp_ray.storage.locks import lock_beside, locked
+from uedp_ray.training.machine import CPU, cores
 from uedp_ray.updates.gradient import KNOWN, Rows, Update
 
 _WAIT = 600.0
@@ -42,9 +43,6 @@ _WAIT = 600.0
 _OURS = ("peft", "torch", "transformers", "uedp_ray")
 """Packages whose code is known by their versions and, of this one, its source."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_CPU = Path("/proc/cpuinfo")
-_PASSING = re.compile(r"(cpu MHz|bogomips|processor|core id|apicid|initial apicid|physical id)\s*:", re.IGNORECASE)
-"""Lines of ``_CPU`` that differ between cores, or from moment to moment."""
 _DECIDES = re.compile(
     r"(ACL|AT|ATEN|BLAS|BLIS|DNNL|FLEXIBLAS|GLIBC|GOMP|GOTO|KMP|LD|LIBOMP|MALLOC|MKL|OMP|ONEDNN|OPENBLAS|PYTHON|PYTORCH|TORCH"
     r"|VECLIB|XNNPACK)_.*"
@@ -100,7 +98,7 @@ def _named(update: Update, key: str) -> str | None:
     modules = list(update.model.modules())
     kinds = {type(each) for each in (*modules, update.task, update)}
     known = all(kind.__module__.partition(".")[0] in _OURS for kind in kinds) and not any(map(_changed, modules))
-    if update.device.type != "cpu" or not known or not (_BOOT.is_file() and _CPU.is_file()):
+    if update.device.type != "cpu" or not known or not (_BOOT.is_file() and CPU.is_file()):
         return None
     backends, settings = torch.backends, getattr(update.model, "config", None)
     parts = [
@@ -112,7 +110,7 @@ def _named(update: Update, key: str) -> str | None:
         _source(),
         [(name, metadata.version(name)) for name in ("numpy", "peft", "torch", "transformers")],
         (torch.version.git_version, torch.__config__.show(), torch.__config__.parallel_info()),
-        (platform.uname()[1:], platform.python_version(), platform.libc_ver(), _BOOT.read_text(), _cores()),
+        (platform.uname()[1:], platform.python_version(), platform.libc_ver(), _BOOT.read_text(), cores()),
         sorted((name, value) for name, value in os.environ.items() if _DECIDES.fullmatch(name)),
         (
             backends.cpu.get_cpu_capability(),
@@ -157,8 +155,3 @@ def _source() -> str:
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
-
-
-def _cores() -> list[str]:
-    """What the machine says of its cores: their model, and what they can do."""
-    return sorted({line for line in _CPU.read_text().splitlines() if line and not _PASSING.match(line)})

@@ -6,7 +6,6 @@ scores its share of the evaluation text and, where aggregation is sharded, adds 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from contextlib import nullcontext
 from functools import partial
@@ -32,7 +31,7 @@ from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.network import make_model
 from uedp_ray.training.optimizers import server_optimizer
 from uedp_ray.training.prepared import Prepared, make_task
-from uedp_ray.training.reduce import PartsReducer, Reducer
+from uedp_ray.training.reduce import PartsReducer, Reducer, is_drivers
 from uedp_ray.training.representation import private_vectors
 from uedp_ray.training.rounds import RoundState, run_rounds, server_rate
 from uedp_ray.training.rundir import RunDir, sampling_key
@@ -66,10 +65,8 @@ def _check_same(
     does that opened another folder: the driver alone looks at the ledger, and charges for its own."""
     plan, denominator, setup = prepared.plan, None if weights is None else weights.denominator, run.load_setup()
     text = [setup.get(name) for name in ("sentence_weight", "vocabulary", "starts", "draw_block", "corpus")]
-    secret = hashlib.blake2b(sampling_key(run, prepared.config)).digest()
-    known = repr((plan.header(), plan.noise_std, plan.grid, denominator, text, secret))
-    mine = int.from_bytes(hashlib.blake2b(known.encode(), digest_size=8).digest(), "little") >> 1
-    if int(reducer.from_driver(torch.tensor([mine], device=device)).item()) != mine:
+    known = plan.header(), plan.noise_std, plan.grid, denominator, text, sampling_key(run, prepared.config)
+    if not is_drivers(reducer, known, device):
         remedy = "is not the driver's: its noise, bounds, settings, text or key differ. Give every worker the same copy"
         raise InputError("run", str(run.setup), remedy)
 

@@ -273,12 +273,9 @@ class Update(LocalUpdate):
         if not user.added:
             self._total.zero_()
         clip = self._sentence_clip
-        if clip is None:  # sums are rounded: group by group, so that memory, and so other users, decide on no order
-            for _, rows in user.take():
-                self._sums.add([Group(rows, math.inf)], self._total, None)
-        else:
-            groups = [Group(rows, clip * weight) for weight, rows in user.take()]
-            self._sums.add(groups, self._total, unit_of(clip * max(1.0, float(user.weights.max(initial=0.0)))))
+        groups = [Group(rows, math.inf if clip is None else clip * weight) for weight, rows in user.take()]
+        unit = None if clip is None else unit_of(clip * max(1.0, float(user.weights.max(initial=0.0))))
+        self._sums.add(groups, self._total, unit)
         return self._total
 
     def _drawn(self, selection: UserSelection) -> Drawn:

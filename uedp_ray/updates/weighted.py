@@ -180,8 +180,14 @@ class WeightedSums:
         """Adds the gradients of all rows, each multiplied, to (P,) float64, truncated to multiples of ``unit``.
 
         Each must be no longer than 2^27 units. ``None``: nothing is truncated; sums are rounded in float64, in the order of
-        ``groups`` for what has the same factors, and claim nothing. What a group adds is the same whatever else is added.
+        ``groups``, and claim nothing. What a group adds is the same whatever else is added.
         """
+        if (
+            unit is None and len(groups) > 1
+        ):  # of one parameter, products and formed rows of later groups come later, too
+            for group in groups:
+                self.add([group], total, None)
+            return
         together: list[list[Row]] = []
         layouts: dict[tuple[str, ...], list[_Formed]] = {}
         for rows, least in groups:

@@ -1,0 +1,21 @@
+"""What a machine says of the cores that compute on it: kernels are chosen by it.
+
+>>> from uedp_ray.training.machine import cores
+>>> cores() == cores()    # nothing in it differs between cores, or from moment to moment
+True
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+CPU = Path("/proc/cpuinfo")
+_PASSING = re.compile(r"(cpu MHz|bogomips|processor|core id|apicid|initial apicid|physical id)\s*:", re.IGNORECASE)
+"""Lines of ``CPU`` that differ between cores, or from moment to moment."""
+
+
+def cores() -> list[str]:
+    """Their model, and what they can do; nothing on a system that has no ``CPU``."""
+    lines = CPU.read_text().splitlines() if CPU.is_file() else []
+    return sorted({line for line in lines if line and not _PASSING.match(line)})
