@@ -659,7 +659,8 @@ def test_what_is_kept_where_nothing_is_restored_shows_on_made_up_users(file, wha
         with pytest.raises(InputError, match=r"training\.local_update = 'ones': .* look for what it keeps"):
             summed(file, Counts)
         return
-    counting = SimpleNamespace(made_up=task.made_up, length=task.length, collate=task.collate, losses=shaped)
+    same = {name: getattr(task, name) for name in ("made_up", "length", "collate", "takes_packed")}
+    counting = SimpleNamespace(**same, losses=shaped)
     update = local_update(worker.plan, worker.model, worker.params, counting, worker.texts.__getitem__, CPU)
     with pytest.raises(InputError, match=r"not the same in each pass.*task\.kind \(next_word\)"):
         update.sum_updates(worker.parameters, worker.selections.values(), 0)

@@ -161,13 +161,31 @@ def test_local_sgd_is_a_loop_of_small_steps(corpus, device, epochs):
     assert torch.equal(worker.params.get(), worker.parameters), "the round's parameters are put back"
 
 
+def test_a_step_of_local_sgd_computes_no_padding(corpus, device):
+    worker = TinyWorker(local_sgd(), device=device)
+    selection = selections(worker, corpus)[0]._replace(sentences=np.arange(5), weights=np.ones(5, np.float32))
+    update, positions = update_of(worker, corpus), []
+    update.probe()
+    embedding = worker.model.get_input_embeddings()
+    hook = embedding.register_forward_pre_hook(lambda _, inputs: positions.append(inputs[0].shape))
+    update.update_of(worker.parameters, selection, 0)
+    hook.remove()
+    lengths = sorted(worker.task.length(corpus.tokens[x]) for x in range(5))
+    assert len(set(lengths)) > 2
+    expected = [
+        (1, sum(step)) if len(set(step)) > 1 else (len(step), step[0])
+        for step in (lengths[:2], lengths[2:4], lengths[4:])
+    ]
+    assert sorted(map(tuple, positions)) == sorted(expected)
+
+
 class Poisoned:
     """A task whose loss is NaN or infinite, and so its gradient, on sentences that begin with a given token."""
 
     def __init__(self, task, token, value):
         self.task, self.token, self.value = task, token, value
 
-    only_positions = True
+    only_positions = takes_packed = True
 
     def made_up(self, *how, **more):
         return self.task.made_up(*how, **more)
@@ -180,7 +198,7 @@ class Poisoned:
 
     def losses(self, model, batch):
         losses = self.task.losses(model, batch)
-        return losses * torch.where(batch.targets[:, 0] == self.token, self.value, 1.0)
+        return losses * torch.where(batch.by_sentence(batch.targets)[:, 0] == self.token, self.value, 1.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

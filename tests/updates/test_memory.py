@@ -285,7 +285,7 @@ def test_a_task_whose_lengths_remember_is_followed_sentence_by_sentence(monkeypa
     task = worker.update().task
 
     class Longest:
-        made_up, only_positions = staticmethod(task.made_up), True
+        made_up, only_positions, takes_packed = staticmethod(task.made_up), True, False
         collate, losses = staticmethod(task.collate), staticmethod(task.losses)
 
         def __init__(self):
@@ -304,7 +304,8 @@ def test_what_a_task_keeps_of_lengths_reaches_no_other_user(training, anew):
     task = worker.update().task
 
     class Keeps:
-        collate, made_up, only_positions = staticmethod(task.collate), staticmethod(task.made_up), True
+        collate, made_up = staticmethod(task.collate), staticmethod(task.made_up)
+        only_positions, takes_packed = True, False
 
         def __init__(self):
             self.heard = []

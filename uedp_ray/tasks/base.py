@@ -68,26 +68,67 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """Where the N positions of sentences that share one row are in rows of their own, padded to (B, T).
+
+    ``places``: (N,) int64, in those rows one after the other. ``filled``: (B, T), whether a position is one of a sentence.
+    """
+
+    places: Tensor
+    filled: Tensor
+
+    def spread(self, packed: Tensor) -> Tensor:
+        """(N, ...) -> (B, T, ...), 0 where there is padding."""
+        padded = packed.new_zeros(self.filled.numel(), *packed.shape[1:])
+        return padded.index_copy(0, self.places, packed).unflatten(0, self.filled.shape)
+
+    def gather(self, padded: Tensor) -> Tensor:
+        """(B, T, ...) -> (N, ...)"""
+        return padded.flatten(0, 1).index_select(0, self.places)
+
+    def to(self, device: torch.device | str) -> Packing:
+        return Packing(self.places.to(device), self.filled.to(device))
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """``input_ids`` (B, T) int64; ``targets`` int64, ``IGNORED`` where nothing is predicted: (B, T) for one per token, (B,)
-    for one per sentence; ``lengths`` (B,) int64: positions before the padding, 1 or more."""
+    for one per sentence; ``lengths`` (B,) int64: positions before the padding, 1 or more.
+
+    Where there is a ``packing``, sentences share one row, without padding: ``input_ids`` and ``targets`` (1, N).
+    """
 
     input_ids: Tensor
     targets: Tensor
     lengths: Tensor
+    packing: Packing | None = None
 
     def __len__(self) -> int:
-        return self.input_ids.shape[0]
+        return len(self.lengths)
 
     def __getitem__(self, rows: slice) -> Batch:
         return Batch(self.input_ids[rows], self.targets[rows], self.lengths[rows])
+
+    def packed(self) -> Batch:
+        """The same sentences, with a target for each token, in one row (``models.packed``); itself, where none is padded."""
+        filled = torch.arange(self.input_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
+        if bool(filled.all()):
+            return self
+        packing = Packing(filled.flatten().nonzero()[:, 0], filled)
+        input_ids, targets = (packing.gather(each)[None] for each in (self.input_ids, self.targets))
+        return Batch(input_ids, targets, self.lengths, packing)
+
+    def by_sentence(self, values: Tensor) -> Tensor:
+        """A value for each of ``targets`` -> the same with a row for each sentence."""
+        return values if self.packing is None else self.packing.spread(values[0])
 
     def last(self, logits: Tensor) -> Tensor:
         """(B, T, C) -> (B, C): those at the last position of each sentence."""
         return logits[torch.arange(len(self), device=logits.device), self.lengths - 1]
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(self.input_ids.to(device), self.targets.to(device), self.lengths.to(device))
+        packing = None if self.packing is None else self.packing.to(device)
+        return Batch(self.input_ids.to(device), self.targets.to(device), self.lengths.to(device), packing)
 
 
 class Task(ABC):
@@ -106,10 +147,12 @@ class Task(ABC):
     """Whether every function but sums and quotients, its own and its head's, is of tensors with as many numbers for each
     position. A sentence's numbers may else end in a part of a vector, which CPU kernels compute by other code: batches then
     have whole vectors of sentences (``updates.shapes``)."""
+    takes_packed: ClassVar[bool] = False
+    """Whether ``losses`` takes packed batches (``Batch.packed``)."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        drop_inherited(cls, Task, "only_positions")
+        drop_inherited(cls, Task, "only_positions", "takes_packed")
 
     @classmethod
     @abstractmethod
@@ -228,8 +271,13 @@ def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
     mask for each sentence, (B, 1, 1, T), which transformers takes as it is. From a mask of two dimensions it would look
     whether any sentence of the batch is padded, and compute by another kernel if none is.
     """
-    input_ids = batch.input_ids
-    position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+    input_ids, packing = batch.input_ids, batch.packing
+    shape = input_ids.shape if packing is None else packing.filled.shape
+    position_ids = torch.arange(shape[1], device=input_ids.device).expand(shape)
+    if packing is not None:
+        position_ids = packing.gather(position_ids)[None]
+        first = _first_position(model) if reads_both_ways(model) else 0
+        return model(input_ids=input_ids, position_ids=position_ids + first, use_cache=False, packing=packing).logits
     if not reads_both_ways(model):
         return model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
     hidden = position_ids >= batch.lengths[:, None]

@@ -99,7 +99,7 @@ class Labelled(Task):
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """(B,) mean negative log-likelihood (nats) over what each sentence predicts."""
-        return of_sentences(cross_entropy(self.logits(model, batch), batch.targets), batch.targets)
+        return of_sentences(cross_entropy(self.logits(model, batch), batch.targets), batch)
 
 
 def framed(

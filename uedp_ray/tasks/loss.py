@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from uedp_ray.tasks.base import IGNORED
+from uedp_ray.tasks.base import IGNORED, Batch
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -26,10 +26,10 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return losses
 
 
-def of_sentences(losses: Tensor, targets: Tensor) -> Tensor:
-    """Losses of predictions -> (B,): of each sentence the mean, and 0 where it predicts nothing."""
-    predictions = (targets != IGNORED).reshape(len(targets), -1).sum(1)
-    return losses.reshape(len(targets), -1).sum(1) / predictions.clamp_min(1)
+def of_sentences(losses: Tensor, batch: Batch) -> Tensor:
+    """Losses of a batch's ``targets`` -> (B,): of each sentence the mean, and 0 where it predicts nothing."""
+    predictions = batch.by_sentence(batch.targets != IGNORED).reshape(len(batch), -1).sum(1)
+    return batch.by_sentence(losses).reshape(len(batch), -1).sum(1) / predictions.clamp_min(1)
 
 
 def summed(losses: Tensor, targets: Tensor) -> tuple[float, int]:

@@ -81,7 +81,7 @@ class MaskedWord(Task):
         return Batch(read, targets, lengths)
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        return of_sentences(_losses(model, batch), batch.targets)
+        return of_sentences(_losses(model, batch), batch)
 
     @torch.no_grad()
     def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:

@@ -59,6 +59,7 @@ class NextWord(Task):
     """
 
     only_positions: ClassVar[bool] = True
+    takes_packed: ClassVar[bool] = True
     answer: ClassVar[Answer] = Answer("next", {"token": str, "probability": float})
     left_out: ClassVar[Literal["beginning", "end"]] = "beginning"
 
@@ -103,11 +104,11 @@ class NextWord(Task):
                 targets[row, :length] = np.append(words[:length], self.eos_id)[:length]
         filled = np.ones(shape[0], np.int64)
         filled[: len(lengths)] = lengths
-        return Batch(*map(torch.from_numpy, (input_ids, targets, filled)))
+        return Batch(torch.from_numpy(input_ids), torch.from_numpy(targets), torch.from_numpy(filled))
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """(B,) mean negative log-likelihood (nats) over each sentence's predicted tokens, float32 or wider."""
-        return of_sentences(self._token_losses(model, batch), batch.targets)
+        return of_sentences(self._token_losses(model, batch), batch)
 
     @torch.no_grad()
     def sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:

@@ -49,6 +49,7 @@ class TagEntities(Tagging):
     """Categories by span. Output 0 is O; category k has outputs 1 + 2k (B) and 2 + 2k (I)."""
 
     only_positions: ClassVar[bool] = True
+    takes_packed: ClassVar[bool] = True
     answer: ClassVar[Answer] = Answer("entities", {"category": str, "text": str, "start": int, "end": int})
 
     @classmethod

@@ -37,6 +37,7 @@ class TagWords(Tagging):
     """The tags that the source has, one for each word."""
 
     only_positions: ClassVar[bool] = True
+    takes_packed: ClassVar[bool] = True
     missing: ClassVar[str] = (
         "a sentence with a word whose tag is missing, or is none of these: list all, as it has them (of `conll`, the second "
         "of three or more columns is the tag)"

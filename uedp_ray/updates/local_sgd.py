@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from uedp_ray.models.packed import pack_attention
 from uedp_ray.plan import UserSelection
 from uedp_ray.updates.base import LocalUpdate, seed_of
 
@@ -21,10 +22,15 @@ class Update(LocalUpdate):
 
     uses = ("local_learning_rate", "local_epochs", "local_batch_size")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._packs = self.task.takes_packed and pack_attention(self.model, self.plan.config.model.max_length)
+
     def update_of(self, parameters: torch.Tensor, selection: UserSelection, round_index: int) -> torch.Tensor:
         """A user's difference after ``local_epochs`` of plain SGD from the round's parameters (FedAvg).
 
-        Sentences of like lengths share a step, so that few positions are empty; steps are taken in random order.
+        Sentences of like lengths share a step, in one row where the network allows it: then no position is padding, else
+        few are. Steps are taken in random order.
         """
         size = self._training.local_batch_size
         lengths = np.array([self.task.length(self.sentence(int(x))) for x in selection.sentences])
@@ -39,7 +45,8 @@ class Update(LocalUpdate):
 
     def _sgd_step(self, sentences: Sequence[np.ndarray], weights: np.ndarray) -> None:
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            batch = self.task.collate(sentences).to(self.device)
+            batch = self.task.collate(sentences)
+            batch = (batch.packed() if self._packs else batch).to(self.device)
             losses = self.task.losses(self.model, batch)
         loss = (losses * torch.from_numpy(weights).to(self.device)).sum() / len(weights)
         tensors = self.params.tensors
