@@ -17,6 +17,7 @@ import uedp_ray
 from uedp_ray import config
 from uedp_ray.cli import app
 from uedp_ray.config import RunConfig, from_dict, limits, set_keys, to_dict
+from uedp_ray.config.run import MAY_CHANGE
 from uedp_ray.corpus.detectors import DETECTORS
 from uedp_ray.corpus.readers import read_rows
 from uedp_ray.methods import METHODS
@@ -92,9 +93,11 @@ def test_every_method_is_in_the_reference_with_its_settings():
 
 def test_what_may_change_on_resume_is_in_the_reference():
     base = RunConfig(corpus=config.CorpusConfig(declared_num_users=10))
-    other: dict[str, Any] = {"name": "other", "training.device": "cpu", "training.aggregation": "sharded"}
-    for key in re.findall(r"`([a-z_.]+)`", REFERENCE.split("These keys may differ:")[1].split(". Resume")[0]):
-        value = other.get(key, 7)
+    other = {"name": "other", "device": "cpu", "aggregation": "sharded", "gradient_checkpointing": True}
+    listed = re.findall(r"`([a-z_.]+)`", REFERENCE.split("These keys may differ:")[1].split(".\nA later")[0])
+    assert set(listed) == {"name", *(f"training.{key}" for key in MAY_CHANGE)}
+    for key in listed:
+        value = other.get(key.removeprefix("training."), 7)
         assert from_dict(RunConfig, set_keys(to_dict(base), {key: value})).digest() == base.digest(), key
 
 

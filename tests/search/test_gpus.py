@@ -15,6 +15,7 @@ from tests.search.sweeps import journal_states, sweep_config, sweep_tree
 from tests.search.test_preflight import nodes_of
 from tests.told import Told
 from tests.training.runs import run_config
+from uedp_ray.config import RunConfig, from_dict
 from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.search import tuning
 from uedp_ray.search.gpus import gpus_of_worker, idle
@@ -152,6 +153,19 @@ def test_workers_that_must_have_a_gpu_are_refused_where_there_is_none(corpora, t
         assert not (tmp_path / "run").exists(), "text was read before"
 
 
+@pytest.mark.parametrize(("share", "limits"), [(0.25, [0.25]), (1.0, []), (2.0, [])])
+def test_a_part_of_a_gpu_has_that_part_of_its_memory(share, limits, monkeypatch):
+    limited = []
+    monkeypatch.setattr(placement, "_gpu_share", lambda: share)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limited.append)
+    for device, expected in (("cpu", []), ("auto", limits)):
+        tree = {"corpus": {"declared_num_users": 100}, "privacy": {"noise_multiplier": 1.0}}
+        config = from_dict(RunConfig, tree | {"training": {"device": device}})
+        assert placement.pick_device(config).type == ("cpu" if device == "cpu" else "cuda")
+        assert limited == expected
+
+
 @pytest.fixture(scope="module")
 def two_gpus():
     """A cluster of four CPUs that believes it has two GPUs."""
@@ -160,19 +174,22 @@ def two_gpus():
 
 
 def given(tell):
-    """What a process was given, and whether it may take a GPU that it sees."""
-    return ray.get_runtime_context().get_accelerator_ids()["GPU"], placement._may_take_gpu(), os.getpid()
+    """What a process was given, and how much it may take of GPUs that it sees."""
+    return ray.get_runtime_context().get_accelerator_ids()["GPU"], placement._gpu_share(), os.getpid()
 
 
 @pytest.mark.slow
 def test_what_runs_beside_the_trials_has_what_a_trial_takes_and_fails_as_it_would_here(two_gpus, corpora, tmp_path):
     with Beside(sweep_config(corpora, tmp_path, base={"training": {"device": "auto"}})) as beside:
-        gpus, may, process = beside.run(given)
-        assert (len(gpus), may) == (1, True)
+        gpus, share, process = beside.run(given)
+        assert (len(gpus), share) == (1, 1.0)
         assert process != os.getpid()
+    with Beside(sweep_config(corpora, tmp_path, resources={"gpus_per_worker": 0.25})) as beside:
+        gpus, share, _ = beside.run(given)
+        assert (len(gpus), share) == (1, 0.25)
     with Beside(sweep_config(corpora, tmp_path, resources={"gpus_per_worker": 0})) as beside:
-        assert beside.run(given)[:2] == ([], False), "Ray hides no GPU from it"
-        assert placement._may_take_gpu(), "the driver's own process is not one of Ray's"
+        assert beside.run(given)[:2] == ([], 0.0), "Ray hides no GPU from it"
+        assert placement._gpu_share() == 1.0, "the driver's own process is not one of Ray's"
         said = []
 
         def work(error, reporter):
@@ -205,9 +222,9 @@ def test_one_sick_gpu_costs_a_sweep_no_trial(two_gpus, corpora, tmp_path, monkey
     def on_a_gpu(*arguments, **settings):
         from uedp_ray.training import worker
 
-        gpus, may, process = given(None)
+        gpus, share, process = given(None)
         with seen.open("a") as file:
-            file.write(f"{gpus} {may} {process}\n")
+            file.write(f"{gpus} {share} {process}\n")
 
         def sick(*_, **__):
             raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
@@ -227,7 +244,7 @@ def test_one_sick_gpu_costs_a_sweep_no_trial(two_gpus, corpora, tmp_path, monkey
     lines = seen.read_text().splitlines()
     assert len(lines) == 5
     assert [line.split()[0] for line in lines].count("['0']") == 1, "nothing else is put on the sick one"
-    assert all("True" in line for line in lines)
+    assert {line.split()[1] for line in lines} == {"1.0"}
 
 
 @pytest.mark.slow

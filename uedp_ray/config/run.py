@@ -49,6 +49,11 @@ from uedp_ray.config.texts import CorpusConfig, PretrainConfig, VocabularyConfig
 from uedp_ray.errors import InputError, one_line
 from uedp_ray.units import RECORD
 
+MAY_CHANGE = (
+    *("num_workers", "aggregation", "max_failures", "device", "gradient_checkpointing", "batch_tokens"),
+    *("evaluate_every", "checkpoint_every"),
+)
+"""Settings of ``training`` that may differ on resume."""
 _MOST_ROUNDS = 10**9
 
 
@@ -308,8 +313,7 @@ class RunConfig:
         """SHA-256 over the resolved config, less what may change on resume (name and machine settings)."""
         tree = to_digest(self)
         del tree["name"]
-        machine = ("num_workers", "aggregation", "max_failures", "device", "gradient_checkpointing", "batch_tokens")
-        for key in (*machine, "evaluate_every", "checkpoint_every"):
+        for key in MAY_CHANGE:
             tree["training"].pop(key, None)  # it may be younger than digests
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 

@@ -24,16 +24,21 @@ if TYPE_CHECKING:
 def pick_device(config: RunConfig) -> torch.device:
     """The configured device; ``auto`` uses a GPU if there is one, and in a Ray process only if Ray assigned it one.
 
+    A process that was assigned a part of a GPU gets that part of its memory, so that what one trial takes ends no other.
     Raises: InputError for ``cuda`` without a GPU.
     """
     import torch
 
-    wanted, given = config.training.device, _may_take_gpu()
-    found = given and torch.cuda.is_available()
+    wanted, share = config.training.device, _gpu_share()
+    found = share > 0 and torch.cuda.is_available()
     if wanted == "cuda" and not found:
-        remedy = "no GPU is visible: use auto or cpu" if given else "Ray gave this process no GPU: ask for one"
+        remedy = "no GPU is visible: use auto or cpu" if share else "Ray gave this process no GPU: ask for one"
         raise InputError("training.device", wanted, remedy)
-    return torch.device("cuda" if wanted != "cpu" and found else "cpu")
+    if wanted == "cpu" or not found:
+        return torch.device("cpu")
+    if share < 1:
+        torch.cuda.set_per_process_memory_fraction(share)
+    return torch.device("cuda")
 
 
 def in_session() -> bool:
@@ -58,19 +63,19 @@ def best_device() -> torch.device:
     """A GPU, if this process may use one."""
     import torch
 
-    return torch.device("cuda" if _may_take_gpu() and torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if _gpu_share() > 0 and torch.cuda.is_available() else "cpu")
 
 
-def _may_take_gpu() -> bool:
-    """Whether this process may use a GPU. Ray hides none from tasks and actors that requested none, so they must check."""
+def _gpu_share() -> float:
+    """GPUs that this process may use. Ray hides none from tasks and actors that requested none, so they must check."""
     if not in_session():
-        return True
+        return 1.0
     import ray
 
     context = ray.get_runtime_context()
     if context.get_task_id() is None and context.get_actor_id() is None:
-        return True  # a driver, to which Ray assigns nothing
-    return bool(context.get_accelerator_ids().get("GPU"))
+        return 1.0  # a driver, to which Ray assigns nothing
+    return float(context.get_assigned_resources().get("GPU", 0))
 
 
 def gpus_for(wanted: str, num_workers: int, reporter: Reporter, doing: str = "training") -> int:

@@ -43,6 +43,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -101,7 +102,7 @@ class Measured:
             for entries in (each.left, each.right, each.ids, each.rows):
                 yield from entries
 
-    @property
+    @cached_property
     def num_held(self) -> int:
         """Numbers in memory."""
         return sum(each.numel() for each in self)
