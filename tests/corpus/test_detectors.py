@@ -237,6 +237,9 @@ def test_no_detector_missing_list_and_empty_list(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(InputError, match="empty"):
         build_detectors((f"list:{tmp_path / 'empty'}",))
+    (tmp_path / "latin").write_bytes("Ann\nZo\u00eb\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"detector = '.*latin:2': this line is not UTF-8"):
+        build_detectors((f"list:{tmp_path / 'latin'}",))
 
 
 def test_spacy_pipeline_without_entities_is_refused(tmp_path: Path) -> None:

@@ -306,8 +306,9 @@ def _print(answer: dict[str, Any]) -> None:
 def _time(answer: dict[str, Any]) -> str:
     if answer["expected_seconds"] is None:
         return (
-            "Expected time: give --tokens-per-second, which train prints at its end (of a run file with these settings "
-            "and a few rounds, say: --set training.passes=null --set training.num_rounds=5), and corpus.declared_num_tokens."
+            "Expected time: give --tokens-per-second, which train prints at its end, and corpus.declared_num_tokens. Made-up "
+            "text shows the speed, as a few rounds of your own would have to be paid for: "
+            "--set 'corpus.source={format: synthetic, num_users: 50}' --set training.passes=null --set training.num_rounds=3"
         )
     runs = answer["runs"]
     one_by_one = f", {runs} runs one after another" if runs > 1 else ""

@@ -20,11 +20,12 @@ class Lines:
 
     Args:
       split: whether a line longer than ``longest`` characters comes in parts, cut at blanks; else it is refused.
+      field: what names the file.
     Raises: InputError if it cannot be read, is not UTF-8, or holds a NUL character.
     """
 
-    def __init__(self, path: Path, *, longest: int = LONGEST, split: bool = False):
-        self._path, self._number = path, 0
+    def __init__(self, path: Path, *, longest: int = LONGEST, split: bool = False, field: str = "path"):
+        self._path, self._number, self._field = path, 0, field
         self._longest, self._split = longest, split
 
     @property
@@ -38,22 +39,22 @@ class Lines:
                 while line := file.readline(self._longest):
                     self._number += not rest
                     if "\0" in line:
-                        raise InputError("path", self.where, "holds a NUL character: convert the file to UTF-8 text")
+                        raise InputError(self._field, self.where, "holds a NUL character: convert the file to UTF-8 text")
                     line = rest + line.removeprefix("\ufeff")  # left inside by joining files
                     rest = ""
                     if len(line) >= self._longest and line[-1] != "\n":
                         if not self._split:
                             remedy = f"a line of more than {self._longest:,} characters: split it"
-                            raise InputError("path", self.where, remedy)
+                            raise InputError(self._field, self.where, remedy)
                         line, _, rest = line.rpartition(" ") if " " in line else (line, "", "")
                     yield line
                 if rest:
                     yield rest
         except UnicodeDecodeError:  # decoding runs ahead of the lines
             remedy = "this line is not UTF-8: convert or unpack the file"
-            raise InputError("path", f"{self._path}:{_first_not_utf8(self._path)}", remedy) from None
+            raise InputError(self._field, f"{self._path}:{_first_not_utf8(self._path)}", remedy) from None
         except OSError as error:
-            raise unreadable(error, "path", str(self._path)) from None
+            raise unreadable(error, self._field, str(self._path)) from None
 
 
 def _first_not_utf8(path: Path) -> int:

@@ -37,7 +37,7 @@ def read_phrases(path: Path, field: str, value: str) -> list[tuple[str, str]]:
     """(Phrase, category) of each line of a list. Raises: InputError that names ``field``, whose ``value`` names the file."""
     if not path.is_file():
         raise InputError(field, value, "no such file: list one phrase per line, optionally TAB category")
-    entries = [line.strip("\r\n").partition("\t") for line in Lines(path)]
+    entries = [line.strip("\r\n").partition("\t") for line in Lines(path, field=field)]
     for number, (_, _, category) in enumerate(entries, start=1):
         if "\t" in category or len(category) > _LONGEST:
             remedy = f"line {number}: a phrase, TAB, and a category of at most {_LONGEST} characters"
