@@ -83,13 +83,18 @@ def test_noise_that_was_drawn_ahead_is_that_of_one_release(monkeypatch):
     assert noise._ahead is None
 
 
-def test_threads_that_draw_noise_end(monkeypatch):
+@pytest.mark.parametrize("then", ["taken", "forgotten", "asked for and not taken"])
+def test_threads_that_draw_noise_end(then, monkeypatch):
     monkeypatch.setattr("uedp_ray.privacy.noise._BLOCK", 10)
     monkeypatch.setattr("uedp_ray.privacy.noise._AHEAD", 2)
     noise = GaussianNoise()
     for number in range(3):
         noise.draw_ahead(1000, std=1.0, round_index=number)
-    noise.sample(1000, std=1.0, round_index=2)
+    if then == "taken":
+        noise.sample(1000, std=1.0, round_index=2)
+    elif then == "asked for and not taken":
+        noise.blocks(1000, std=1.0, round_index=2)
+    del noise  # as where a round ends in an error
     for thread in threading.enumerate():
         if thread.name == "noise":
             thread.join(10)

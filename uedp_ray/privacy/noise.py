@@ -97,30 +97,21 @@ class GaussianNoise:
         return keyed_blocks(key, size, std=std)
 
 
+_Waiting = queue.Queue[torch.Tensor | BaseException | None]
+
+
 class _Ahead:
-    """Blocks that a thread draws, as far as there is room. ``of``: what they were asked for."""
+    """Blocks that a thread draws, as far as there is room, and while this object is there. ``of``: what they were asked for."""
 
     def __init__(self, of: tuple[int, float, int], blocks: Iterator[torch.Tensor]):
         self.of = of
-        self._blocks: queue.Queue[torch.Tensor | BaseException | None] = queue.Queue(_AHEAD)
+        self._blocks: _Waiting = queue.Queue(_AHEAD)
         self._dropped = threading.Event()
-        threading.Thread(target=self._draw, args=(blocks,), name="noise", daemon=True).start()
+        drawn = blocks, self._blocks, self._dropped  # not this object, which would then never go
+        threading.Thread(target=_draw, args=drawn, name="noise", daemon=True).start()
 
-    def _draw(self, blocks: Iterator[torch.Tensor]) -> None:
-        try:
-            for block in blocks:
-                self._put(block)
-                if self._dropped.is_set():
-                    return
-            self._put(None)
-        except BaseException as error:  # is raised where the noise is taken
-            self._put(error)
-
-    def _put(self, item: torch.Tensor | BaseException | None) -> None:
-        while not self._dropped.is_set():
-            with suppress(queue.Full):
-                self._blocks.put(item, timeout=_MOMENT)
-                return
+    def __del__(self) -> None:
+        self.drop()
 
     def taken(self) -> Iterator[torch.Tensor]:
         try:
@@ -134,6 +125,23 @@ class _Ahead:
     def drop(self) -> None:
         """Ends the thread; what it drew is used for nothing."""
         self._dropped.set()
+
+
+def _draw(blocks: Iterator[torch.Tensor], waiting: _Waiting, dropped: threading.Event) -> None:
+    def put(item: torch.Tensor | BaseException | None) -> None:
+        while not dropped.is_set():
+            with suppress(queue.Full):
+                waiting.put(item, timeout=_MOMENT)
+                return
+
+    try:
+        for block in blocks:
+            put(block)
+            if dropped.is_set():
+                return
+        put(None)
+    except BaseException as error:  # is raised where the noise is taken
+        put(error)
 
 
 def _from(start: int, blocks: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
