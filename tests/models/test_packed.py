@@ -123,6 +123,15 @@ def test_no_sentence_sees_another() -> None:
     assert (before == after).tolist() == [True, True, False, True, True, True]
 
 
+def test_a_packed_batch_is_moved_whole() -> None:
+    """To ``meta``, which stands in for a GPU."""
+    batch = WORDS.collate(texts(WORDS)).packed().to("meta")
+    assert batch.packing is not None
+    tensors = batch.input_ids, batch.targets, batch.lengths, batch.packing.places, batch.packing.filled
+    assert {each.device.type for each in tensors} == {"meta"}
+    assert batch.by_sentence(batch.targets).device.type == "meta"
+
+
 def test_nothing_is_packed_where_nothing_is_padded() -> None:
     batch = WORDS.collate([np.array([3, 4]), np.array([5, 6])])
     assert batch.packed() is batch

@@ -89,6 +89,49 @@ def test_groups_are_taken_whole_and_once_whenever_their_sentences_passed(num_use
     assert [taken[selection.user] for selection in selections] == [groups(selection) for selection in selections]
 
 
+def made(user: int, num: int) -> Drawn:
+    numbers = np.arange(num) + 1000 * user
+    selection = UserSelection(user, numbers, np.ones(num, np.float32), num_held=num, first=1000 * user)
+    return Drawn.of(selection, [8] * num, together=4)
+
+
+def test_nobody_overtakes_a_user_of_whom_a_part_is_summed():
+    """What is summed of it is in memory that the next user's sum takes."""
+    batches = Batches({8: [4, 1]})
+    for user in range(2):
+        batches.add(made(user, 8))
+    first, second = batches.users
+    for at in range(4):
+        first.give(at, ("a gradient",))
+    for at in range(8):
+        second.give(at, ("a gradient",))
+    assert len(first.take()) == 1
+    assert batches.pop_complete() is None
+    for at in range(4, 8):
+        first.give(at, ("a gradient",))
+    assert [batches.pop_complete(), batches.pop_complete()] == [first, second]
+
+
+def test_a_full_batch_has_the_most_rows_and_is_of_the_user_who_came_first():
+    batches = Batches({8: [4, 1], 12: [4, 1]})
+    for user in range(3):
+        batches.add(made(user, 3))
+        if user == 0:
+            assert batches.full() is None, "fewer than four wait"
+    (shape, sentences) = batches.full() or pytest.fail("nine wait")
+    assert shape == (4, 8)
+    assert [user.selection.user for user, _ in sentences] == [0, 0, 0, 1]
+    for user, at in sentences:
+        user.give(at, ("a gradient",))
+    assert batches.pop_complete().selection.user == 0  # type: ignore[union-attr]
+    later = made(3, 4)
+    later.lengths = [12] * 4
+    batches.add(later)
+    (shape, sentences) = batches.full() or pytest.fail("five wait, and four")
+    assert shape == (4, 8)
+    assert [user.selection.user for user, _ in sentences] == [1, 1, 2, 2]
+
+
 def test_full_batches_are_of_those_who_came_first():
     """So that what waits for its sum is what came last, and a user of many sentences does not wait for all of them."""
     made_up, batches = np.random.default_rng(0), Batches({length: [4, 1] for length in LENGTHS})

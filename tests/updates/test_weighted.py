@@ -71,9 +71,9 @@ def factored(left: Tensor, right: Tensor, ids: Tensor | None = None, rows: Tenso
 
 
 def of_factors(factors: Factors) -> tuple[Measured, FlatParameters]:
-    model = nn.Linear(factors.shape[1], factors.shape[0], bias=False, dtype=factors.right[0].dtype)
-    params = FlatParameters(model)
-    gradients = SentenceGradients(factors.right[0].new_zeros(len(factors.right[0])), params, {"weight": factors})
+    one = (factors.right or factors.rows or factors.full)[0]
+    params = FlatParameters(nn.Linear(factors.shape[1], factors.shape[0], bias=False, dtype=one.dtype))
+    gradients = SentenceGradients(one.new_zeros(len(one)), params, {"weight": factors})
     return measured(gradients, params), params
 
 
@@ -179,6 +179,56 @@ def test_a_sentence_less_moves_its_group_by_no_more_than_its_weight(cancelling, 
     assert nearest <= 1.0
     assert nearest > 0.98 or cancelling == 0.999
     assert joined == {0.0: {True}, 0.999: {False}}.get(cancelling, joined)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])  # a run's factors are negative: its updates go downhill
+@pytest.mark.parametrize("scale", [1.0, 1e-12])  # where truncation is all there is
+def test_sentences_are_formed_together_as_far_as_the_proof_goes(scale, sign):
+    """docs/accounting.md, "Floating point", 2."""
+    made_up = torch.Generator().manual_seed(0)
+    (factors,) = factored(*(torch.randn(3, 8, n, generator=made_up) * scale**0.5 for n in (70, 40)))
+    batch, params = of_factors(factors)
+    sums = WeightedSums(params, torch.device("cpu"))
+    rows = [(batch, x, sign * weight) for x, weight in enumerate((3e6, 2e6, 1e6))]
+    terms = 3 * 8 + 8
+    gamma = terms * 2.0**-24 / (1 - terms * 2.0**-24)
+    added_up = sum(abs(factor) * float(batch.magnitudes[x]) for _, x, factor in rows)
+    assert (2.5 * gamma * added_up > 4 * math.sqrt(params.num)) == (scale == 1.0)
+    least = (2.5 * gamma * added_up + 4 * math.sqrt(params.num)) / ROOM
+    assert sums._may_join(rows, least * (1 + 1e-9))
+    assert not sums._may_join(rows, least * (1 - 1e-9))
+
+
+@pytest.mark.parametrize("form", ["product", "formed", "rows"])
+def test_as_many_as_fit_an_integer_are_added_at_once(form):
+    """All of their length in one coordinate, in groups of unlike sizes."""
+    num, ones = 20, torch.zeros(20, 1, 9)
+    ones[:, 0, 0] = 1.0
+    parts = {"product": {"left": [ones], "right": [ones]}, "formed": {"full": [ones.mT @ ones]}}
+    parts["rows"] = {"ids": [torch.zeros(num, 1, dtype=torch.int64)], "rows": [ones]}
+    factors = Factors(torch.Size((9, 9)), **parts[form])
+    factors.join()
+    batch, params = of_factors(factors)
+    assert bool(batch.kept) == (form != "formed")
+    rows, total = rows_of(batch, *range(num), weight=1 - 1e-6), torch.zeros(params.num, dtype=torch.float64)
+    groups = [Group(rows[first:last], 1.0) for first, last in itertools.pairwise((0, 4, 8, 12, 15, 19, num))]
+    WeightedSums(params, torch.device("cpu")).add(groups, total, UNIT)
+    assert float(total[0]) == pytest.approx(num, rel=1e-4)
+    assert not total[1:].any()
+
+
+@pytest.mark.parametrize("form", ["product", "formed", "rows"])
+def test_what_is_less_than_a_unit_adds_nothing(form):
+    ones = torch.ones(1, 1, 9)
+    parts = {"product": {"left": [ones], "right": [ones]}, "formed": {"full": [ones.mT @ ones]}}
+    parts["rows"] = {"ids": [torch.zeros(1, 1, dtype=torch.int64)], "rows": [ones]}
+    factors = Factors(torch.Size((9, 9)), **parts[form])
+    factors.join()
+    batch, params = of_factors(factors)
+    sums = WeightedSums(params, torch.device("cpu"))
+    for of_a_unit, expected in ((0.9, 0.0), (-0.9, 0.0), (1.9, 1.0), (-1.9, -1.0)):
+        steps = summed(sums, params.num, [(batch, 0, of_a_unit * UNIT)]) / UNIT
+        assert float(steps[0]) == expected
 
 
 @pytest.mark.parametrize("size", [64, 1 << 18])

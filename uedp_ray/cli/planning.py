@@ -306,8 +306,8 @@ def _print(answer: dict[str, Any]) -> None:
 def _time(answer: dict[str, Any]) -> str:
     if answer["expected_seconds"] is None:
         return (
-            "Expected time: give --tokens-per-second, which train prints at its end, and corpus.declared_num_tokens. Made-up "
-            "text shows the speed, as a few rounds of your own would have to be paid for: "
+            "Expected time: give --tokens-per-second, which train prints at its end, and corpus.declared_num_tokens. "
+            "Made-up text shows the speed, as a few rounds of your own would have to be paid for: "
             "--set 'corpus.source={format: synthetic, num_users: 50}' --set training.passes=null --set training.num_rounds=3"
         )
     runs = answer["runs"]

@@ -39,7 +39,9 @@ class Lines:
                 while line := file.readline(self._longest):
                     self._number += not rest
                     if "\0" in line:
-                        raise InputError(self._field, self.where, "holds a NUL character: convert the file to UTF-8 text")
+                        raise InputError(
+                            self._field, self.where, "holds a NUL character: convert the file to UTF-8 text"
+                        )
                     line = rest + line.removeprefix("\ufeff")  # left inside by joining files
                     rest = ""
                     if len(line) >= self._longest and line[-1] != "\n":

@@ -101,7 +101,7 @@ _Waiting = queue.Queue[torch.Tensor | BaseException | None]
 
 
 class _Ahead:
-    """Blocks that a thread draws, as far as there is room, and while this object is there. ``of``: what they were asked for."""
+    """Blocks that a thread draws, as far as there is room, while this object is there. ``of``: what they were asked for."""
 
     def __init__(self, of: tuple[int, float, int], blocks: Iterator[torch.Tensor]):
         self.of = of
