@@ -89,10 +89,10 @@ def test_groups_are_taken_whole_and_once_whenever_their_sentences_passed(num_use
     assert [taken[selection.user] for selection in selections] == [groups(selection) for selection in selections]
 
 
-def made(user: int, num: int) -> Drawn:
+def made(user: int, num: int, length: int = 8) -> Drawn:
     numbers = np.arange(num) + 1000 * user
     selection = UserSelection(user, numbers, np.ones(num, np.float32), num_held=num, first=1000 * user)
-    return Drawn.of(selection, [8] * num, together=4)
+    return Drawn.of(selection, [length] * num, together=4)
 
 
 def test_nobody_overtakes_a_user_of_whom_a_part_is_summed():
@@ -113,7 +113,7 @@ def test_nobody_overtakes_a_user_of_whom_a_part_is_summed():
 
 
 def test_a_full_batch_has_the_most_rows_and_is_of_the_user_who_came_first():
-    batches = Batches({8: [4, 1], 12: [4, 1]})
+    batches = Batches({8: [4, 1]})
     for user in range(3):
         batches.add(made(user, 3))
         if user == 0:
@@ -124,12 +124,19 @@ def test_a_full_batch_has_the_most_rows_and_is_of_the_user_who_came_first():
     for user, at in sentences:
         user.give(at, ("a gradient",))
     assert batches.pop_complete().selection.user == 0  # type: ignore[union-attr]
-    later = made(3, 4)
-    later.lengths = [12] * 4
-    batches.add(later)
-    (shape, sentences) = batches.full() or pytest.fail("five wait, and four")
-    assert shape == (4, 8)
-    assert [user.selection.user for user, _ in sentences] == [1, 1, 2, 2]
+
+
+def test_who_came_first_stays_first_whoever_left():
+    batches = Batches({8: [4, 1], 12: [4, 1]})
+    for user in range(3):
+        batches.add(made(user, 4))
+    for _ in range(2):
+        for user, at in batches.full()[1]:  # type: ignore[index]
+            user.give(at, ("a gradient",))
+        batches.pop_complete()
+    batches.add(made(3, 4, length=12))
+    (shape, sentences) = batches.full() or pytest.fail("four wait, and four")
+    assert (shape, sentences[0][0].selection.user) == ((4, 8), 2)
 
 
 def test_full_batches_are_of_those_who_came_first():

@@ -217,6 +217,21 @@ def test_as_many_as_fit_an_integer_are_added_at_once(form):
     assert not total[1:].any()
 
 
+def test_without_a_clip_groups_are_added_in_their_order():
+    """Also where a matrix is formed of one sentence, and kept as factors of another: float64 rounds by the order."""
+    made_up, groups = torch.Generator().manual_seed(0), []
+    for positions in (8, 3, 9, 2, 10):
+        (factors,) = factored(*(torch.randn(2, positions, 9, generator=made_up, dtype=torch.float64) for _ in range(2)))
+        batch, params = of_factors(factors)
+        groups.append(Group([(batch, 0, 0.3), (batch, 1, 0.7)], math.inf))
+    sums = WeightedSums(params, torch.device("cpu"))
+    whole, one_by_one = (torch.zeros(params.num, dtype=torch.float64) for _ in range(2))
+    sums.add(groups, whole, None)
+    for group in groups:
+        sums.add([group], one_by_one, None)
+    assert torch.equal(whole, one_by_one)
+
+
 @pytest.mark.parametrize("form", ["product", "formed", "rows"])
 def test_what_is_less_than_a_unit_adds_nothing(form):
     ones = torch.ones(1, 1, 9)
