@@ -103,6 +103,7 @@ def test_what_has_a_number_for_each_sentence_fills_whole_vectors():
         assert {rows % whole for counts in update._rows.values() for rows in counts} == {0}
     bare = type("Bare", (NextWord,), {})  # what it inherits is not stated of it
     assert (NextWord.only_positions, bare.only_positions) == (True, False)
+    assert (NextWord.takes_packed, bare.takes_packed, made("classify", "bert")[0].takes_packed) == (True, False, False)
 
 
 def test_an_encoder_of_transformers_is_read_as_it_reads_itself():

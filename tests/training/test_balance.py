@@ -227,15 +227,26 @@ def test_unlike_machines_take_the_same_users_whoever_else_is_drawn():
 
 @dataclass
 class Unlike:
-    """What each of two workers takes, of which the second may say that it is another machine."""
+    """Whether two workers are alike, of which the second may say something else of its machine, or of what it was told."""
 
-    unlike: bool
+    machine: str = ""
+    told: str = "NOTHING"
 
     def __call__(self, rank, reducer):
-        with mock.patch("platform.machine", return_value=f"machine {rank * self.unlike}"):
+        machine, variable = (self.machine, self.told) if rank else ("", "NOTHING")
+        with mock.patch("platform.machine", return_value=machine), mock.patch.dict("os.environ", {variable: "AVX2"}):
             return are_alike(reducer, CPU, 2)
 
 
-@pytest.mark.parametrize("unlike", [False, True])
-def test_every_worker_hears_that_machines_differ(unlike):
-    assert group(Unlike(unlike), 2) == [not unlike] * 2
+@pytest.mark.parametrize(
+    ("differs", "alike"),
+    [
+        ({}, True),
+        ({"machine": "another"}, False),
+        ({"told": "EDITOR"}, True),
+        *(({"told": name}, False) for name in ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "NVIDIA_TF32_OVERRIDE")),
+    ],
+    ids=str,
+)
+def test_every_worker_hears_that_machines_differ_or_were_told_to_compute_otherwise(differs, alike):
+    assert group(Unlike(**differs), 2) == [alike] * 2

@@ -188,6 +188,16 @@ def test_tokens_are_written_where_the_run_keeps_them_whatever_its_setup_says(cor
     assert list(victim.iterdir()) == []
 
 
+@pytest.mark.parametrize("starts", ["x", 5, {"a": 1}, {"model.none": {}}, {"a": {"b": "c"}}, ["model"]])
+def test_a_setup_whose_starts_are_damaged_is_named(corpora, tmp_path, starts):
+    config, out = run_config(corpora), tmp_path / "run"
+    crash(config, out, charges=1)
+    setup = json.loads((out / "private" / "setup.json").read_text())
+    (out / "private" / "setup.json").write_text(json.dumps(setup | {"starts": starts}))
+    with pytest.raises(InputError, match=r"setup\.json = .* is damaged \(starts\)"):
+        train(config, out, workers=0, resume=True)
+
+
 @pytest.mark.parametrize("name", ["vocabulary", "private/config.yaml"])
 def test_what_is_missing_is_named_with_a_remedy_or_made_again(corpora, tmp_path, name):
     config, out = run_config(corpora), tmp_path / "run"

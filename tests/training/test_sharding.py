@@ -296,7 +296,7 @@ def test_a_worker_that_is_told_of_another_round_keeps_its_part():
 
 
 def test_only_optimizers_that_step_each_parameter_by_itself_are_sharded(monkeypatch):
-    assert all(entry.elementwise for entry in OPTIMIZERS.values())
+    assert {"sgd", "momentum", "adam", "adamw"} <= {name for name, entry in OPTIMIZERS.items() if entry.elementwise}
     lamb = ServerOptimizer(lambda parameters, config: torch.optim.RMSprop([parameters]))
     monkeypatch.setitem(OPTIMIZERS, "lamb", lamb)
     asked = SimpleNamespace(aggregation="sharded", server_optimizer="lamb")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from uedp_ray.corpus.bounds import mix64
 from uedp_ray.privacy.sampling import PoissonSampler
-from uedp_ray.training.machine import cores
+from uedp_ray.training.machine import cores, told
 from uedp_ray.training.reduce import Reducer, is_drivers
 
 
@@ -127,7 +127,7 @@ def are_alike(reducer: Reducer, device: torch.device, num_workers: int) -> bool:
     """
     known = (
         (torch.__version__, torch.__config__.show(), torch.backends.cpu.get_cpu_capability()),
-        (platform.machine(), platform.processor(), platform.libc_ver(), cores()),
+        (platform.machine(), platform.processor(), platform.libc_ver(), cores(), told()),
         torch.cuda.get_device_name(device) if device.type == "cuda" else "",
     )
     same = torch.tensor([int(is_drivers(reducer, known, device))], device=device)

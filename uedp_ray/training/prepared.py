@@ -67,7 +67,7 @@ class Prepared:
         if setup.get("vocabulary") not in (None, checksums(run.vocabulary)):  # None: of an older version
             raise InputError("vocabulary", str(run.vocabulary), "has changed since the run began: put it back")
         used = load_config(run.used)
-        _check_starts(used, setup.get("starts") or {})
+        _check_starts(run, used, setup.get("starts") or {})
         vocabulary = Vocabulary.load(run.vocabulary)
         corpus = regrouped(run, config, unchanged(run, setup, "corpus", config.corpus.categories))
         tokens = run.root / setup["tokens"]
@@ -145,12 +145,15 @@ def starts_of(used: RunConfig) -> dict[str, dict[str, str]]:
     return found
 
 
-def _check_starts(used: RunConfig, known: Mapping[str, Mapping[str, str]]) -> None:
+def _check_starts(run: RunDir, used: RunConfig, known: Any) -> None:
     """Raises InputError if the network or the transform would be made of other files than the run was set up with."""
     found = starts_of(used) if known else {}
-    for setting, files in known.items():
-        if found.get(setting) != files:
-            path = operator.attrgetter(setting)(used)
+    try:
+        named = {setting: operator.attrgetter(setting)(used) for setting in dict(known)}
+    except (AttributeError, TypeError, ValueError):
+        raise InputError(run.setup.name, str(run.setup), "is damaged (starts): restore the run's copy") from None
+    for setting, path in named.items():
+        if found.get(setting) != known[setting]:
             raise InputError(setting, path, "has changed since the run began: put it back, or train in another folder")
 
 

@@ -17,9 +17,7 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import platform
-import re
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +33,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record
 from uedp_ray.storage.files import make_folder, read_json, write_json
 from uedp_ray.storage.locks import lock_beside, locked
-from uedp_ray.training.machine import CPU, cores
+from uedp_ray.training.machine import CPU, cores, told
 from uedp_ray.updates.gradient import KNOWN, Rows, Update
 
 _WAIT = 600.0
@@ -43,11 +41,6 @@ _WAIT = 600.0
 _OURS = ("peft", "torch", "transformers", "uedp_ray")
 """Packages whose code is known by their versions and, of this one, its source."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_DECIDES = re.compile(
-    r"(ACL|AT|ATEN|BLAS|BLIS|DNNL|FLEXIBLAS|GLIBC|GOMP|GOTO|KMP|LD|LIBOMP|MALLOC|MKL|OMP|ONEDNN|OPENBLAS|PYTHON|PYTORCH|TORCH"
-    r"|VECLIB|XNNPACK)_.*"
-)
-"""Environment variables by which libraries choose kernels, or are chosen."""
 
 
 @contextmanager
@@ -111,7 +104,7 @@ def _named(update: Update, key: str) -> str | None:
         [(name, metadata.version(name)) for name in ("numpy", "peft", "torch", "transformers")],
         (torch.version.git_version, torch.__config__.show(), torch.__config__.parallel_info()),
         (platform.uname()[1:], platform.python_version(), platform.libc_ver(), _BOOT.read_text(), cores()),
-        sorted((name, value) for name, value in os.environ.items() if _DECIDES.fullmatch(name)),
+        told(),
         (
             backends.cpu.get_cpu_capability(),
             backends.mkldnn.is_available() and backends.mkldnn.enabled,

@@ -134,9 +134,8 @@ class LocalUpdate(ABC):
         self._check_reading(beside=False)
         made_up, size = np.random.default_rng(0), max(_IN_ORDER, 2 * self._training.local_batch_size + 1)
         longest = self.plan.config.model.max_length
-        texts = [
-            self.task.made_up(positions, self._vocab_size, made_up) for positions in (longest // 2, *[longest] * size)
-        ]
+        lengths = longest // 2, max(1, longest - 1), *[longest] * (size - 1)  # nearly all of a step's, and unlike
+        texts = [self.task.made_up(positions, self._vocab_size, made_up) for positions in lengths]
         users = [
             UserSelection(user, numbers, np.ones(len(numbers), np.float32), num_held=len(numbers), key=bytes(32))
             for user, numbers in enumerate([np.arange(1), np.arange(1, 1 + size)])  # little text, and much

@@ -137,7 +137,9 @@ class Update(LocalUpdate):
             self._check_reading(beside=True)
             self._check_exact()
             counts = self._counts()
-            _PROBED[key] = KNOWN.get()(self, key[2], partial(self._agreeing, counts), partial(_possible, counts))
+            find, possible = partial(self._agreeing, counts), partial(_possible, counts)
+            found = KNOWN.get()(self, key[2], find, possible)
+            _PROBED[key] = found if possible(found) else find()
         self._rows = _PROBED[key]
 
     def _check_exact(self) -> None:
