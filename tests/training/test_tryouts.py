@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import json
 import stat
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tests.updates.worker import Worker, make, sentences
+from uedp_ray.errors import InputError
 from uedp_ray.training import tryouts
 from uedp_ray.training.tryouts import kept_in
 from uedp_ray.updates import gradient
@@ -168,3 +170,44 @@ def test_a_process_does_not_wait_for_ever_for_another(tmp_path, tried, monkeypat
         assert probed(tmp_path) == rows
     assert not file.exists()
     assert len(tried) == 2 * len(rows)
+
+
+def a_link(folder, name):
+    (folder.parent / "elsewhere").mkdir()
+    folder.symlink_to(folder.parent / "elsewhere")
+
+
+def a_file(folder, name):
+    folder.write_text("")
+
+
+def a_folder_for_the_file(folder, name):
+    (folder / name).mkdir(parents=True)
+
+
+@pytest.mark.parametrize("broken", [a_link, a_file, a_folder_for_the_file, "write_json", "make_folder", "locked"])
+def test_nothing_but_time_is_lost_where_nothing_can_be_kept(tmp_path, tried, monkeypatch, broken):
+    """A disk that was read-only for a moment failed every trial of a search for good."""
+    rows = probed(tmp_path / "first")
+    (name,) = (path.name for path in (tmp_path / "first").iterdir())
+    folder = tmp_path / "tryouts"
+    if isinstance(broken, str):
+
+        def fails(*given, **how):
+            raise OSError(errno.EROFS, "Read-only file system", "/private/tryouts")
+
+        monkeypatch.setattr(tryouts, broken, fails)
+    else:
+        broken(folder, name)
+    tried.clear()
+    assert probed(folder) == rows
+    assert len(tried) == len(rows)
+
+
+def test_what_a_try_out_finds_wrong_is_told(tmp_path, monkeypatch):
+    def unsteady(*given, **how):
+        raise InputError("training.device", "cpu", "a sentence's gradient is not the same in each pass")
+
+    monkeypatch.setattr(gradient, "agreeing_rows", unsteady)
+    with pytest.raises(InputError, match="not the same in each pass"):
+        probed(tmp_path / "tryouts")

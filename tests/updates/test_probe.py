@@ -70,29 +70,32 @@ def test_the_probe_keeps_the_numbers_of_rows_that_agree(kind, rows, monkeypatch)
 
 
 def test_rows_that_were_looked_up_are_tried_unless_they_can_be_those_of_this_run(monkeypatch):
-    for looked_up, trusted in (([32, 8, 4], True), ([32], True), ([3], False), ([], False), ([8, 4], False)):
+    counts = Worker(make("gpt2"), sentences()).update()._counts()
+    firsts = {length: tried[:1] for length, tried in counts.items()}
+    wrong = [{**counts, 8: rows} for rows in ([3], [], [*counts[8], 3])]
+    for looked_up in (counts, firsts, *wrong, {8: counts[8]}, {}):
         monkeypatch.setattr(gradient, "_PROBED", {})
-        update, found = Worker(make("gpt2"), sentences()).update(), []
-        monkeypatch.setattr(update, "_agreeing", lambda counts, found=found: found.append(counts) or {8: [32]})
-        token = gradient.KNOWN.set(lambda update, key, find, possible, rows=looked_up: {8: rows})
+        update = Worker(make("gpt2"), sentences()).update()
+        monkeypatch.setattr(update, "_agreeing", lambda counts: {length: [1] for length in counts})
+        token = gradient.KNOWN.set(lambda update, key, find, possible, rows=looked_up: rows)
         try:
             update.probe()
         finally:
             gradient.KNOWN.reset(token)
-        assert (
-            (update._rows, found) == ({8: looked_up}, []) if trusted else (update._rows, len(found)) == ({8: [32]}, 1)
-        )
+        assert update._rows == (looked_up if looked_up in (counts, firsts) else {length: [1] for length in counts})
 
 
-def test_the_probe_of_local_sgd_takes_steps_as_large_as_a_rounds():
+def test_the_probe_of_local_sgd_takes_steps_as_large_as_a_rounds(monkeypatch):
     """Nearly: of sentences of unlike lengths, which share a row."""
     worker = Worker(make("gpt2", training=LOCAL_SGD | {"local_batch_size": 3}), sentences())
-    update, shapes = worker.update(), []
-    hook = worker.model.get_input_embeddings().register_forward_pre_hook(
-        lambda _, inputs: shapes.append(inputs[0].shape)
-    )
+    update, shapes, losses = worker.update(), [], NextWord.losses
+
+    def watched(task, model, batch):
+        shapes.append(tuple(batch.input_ids.shape))
+        return losses(task, model, batch)
+
+    monkeypatch.setattr(NextWord, "losses", watched)
     update.probe()
-    hook.remove()
     longest = update.plan.config.model.max_length
     assert (1, 3 * longest - 1) in shapes
     assert (3, longest) in shapes

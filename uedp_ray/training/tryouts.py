@@ -20,7 +20,7 @@ import json
 import platform
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,20 +58,20 @@ def _known(folder: Path, update: Update, key: str, find: Callable[[], Rows], pos
     if name is None:
         return find()
     path = folder / f"{name}.json"
-    make_folder(folder, private=True)
-    busy = InputError("try-out", str(path), "another process makes it")
-    try:
-        with locked(lock_beside(path), wait=_WAIT, busy=busy):
+    with ExitStack() as kept:
+        try:
+            make_folder(folder, private=True)
+            busy = InputError("try-out", str(path), "another process makes it")
+            kept.enter_context(locked(lock_beside(path), wait=_WAIT, busy=busy))
             rows = _read(path)
-            if rows is None or not possible(rows):
-                rows = find()
+        except (InputError, OSError):  # all that is lost are the seconds it would have saved
+            return find()
+        if rows is None or not possible(rows):
+            rows = find()
+            with suppress(InputError, OSError):
                 found = [{"length": length, "rows": each} for length, each in rows.items()]
                 write_json(path, {"found": found}, private=True)
-            return rows
-    except InputError as error:
-        if error is not busy:
-            raise
-    return find()
+        return rows
 
 
 def _read(path: Path) -> Rows | None:

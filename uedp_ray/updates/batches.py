@@ -141,3 +141,20 @@ class Batches:
         waiting = self._waiting[length]
         num, rows = next(split(len(waiting), self._rows[length]))
         return (rows, length), [waiting.popleft() for _ in range(num)]
+
+
+def most_beside(held: Mapping[int, int], rows: Mapping[int, int], together: int) -> int:
+    """The most that waits of batches which pass for the first user, each as soon as all before it was taken (``of_first``).
+
+    Args:
+      held: by length, what waits of a batch of it; ``rows``: its rows. ``together``: sentences of a group, at most.
+
+    Such a batch has the first sentence that did not pass yet. Of earlier groups all is taken, and sentences of a length pass
+    in one order: so of each length, one batch of an earlier group may wait for what comes later, and beside it there are
+    those of this group: of g sentences of a length, in batches of r rows, (g - 1) / r more, rounded up. That is no more than
+    g / min(r, 2), and than g / r + 1.
+    """
+    each = sum(held.values())
+    few = together * max(num / min(rows[length], 2) for length, num in held.items())
+    many = together * max(num / rows[length] for length, num in held.items()) + each
+    return each + math.ceil(min(few, many))

@@ -47,7 +47,7 @@ from uedp_ray.models.masks import MaskedRows, MaskSeeds, PerSentenceMasks
 from uedp_ray.plan import UserSelection
 from uedp_ray.tasks.base import Task
 from uedp_ray.updates.base import UNORDERED, LocalUpdate, seed_of
-from uedp_ray.updates.batches import Batch, Batches, Drawn
+from uedp_ray.updates.batches import Batch, Batches, Drawn, most_beside
 from uedp_ray.updates.shapes import (
     agreeing_rows,
     balanced,
@@ -105,11 +105,12 @@ class Update(LocalUpdate):
         self._masks_are_apart = self._masked is not None or by_row
         clip = self.plan.sentence_clip(self.params.num)
         self._sentence_clip = None if clip is None else clip / (1.0 + ROOM)
+        self._together = _GROUP if self._sentence_clip is None else _BOUNDED_GROUP
         self._rows: dict[int, list[int]] = {}
         self._sums = WeightedSums(self.params, self.device)
         self._total: torch.Tensor | None = None
         self._held: weakref.WeakSet[Measured] = weakref.WeakSet()
-        self._most_held = _HELD
+        self._most_held, self._most_waiting = _HELD, 0
         if self.device.type == "cuda":
             self._most_held = max(_HELD, torch.cuda.mem_get_info(self.device)[0] // 16)  # a quarter of what is free
 
@@ -288,19 +289,28 @@ class Update(LocalUpdate):
             raise ValueError("a sentence weighs more than 1: the unit of its user's sum would follow from who is there")
         longest = self.plan.config.model.max_length
         lengths = [padded_length(length, longest) for length in self._lengths(selection.sentences)]
-        return Drawn.of(selection, lengths, together=_GROUP if self._sentence_clip is None else _BOUNDED_GROUP)
+        return Drawn.of(selection, lengths, together=self._together)
 
     def _take_memory(self, total: torch.Tensor) -> None:
-        """Takes what a round takes at most, whoever is drawn: the largest batch, and what waits for its sum beside it."""
+        """Takes what a round takes at most, whoever is drawn: the largest batch, and beside it what waits for its sum.
+
+        That is ``_most_held``, the batch that exceeds it, and what passes until the first user's sum has taken it.
+        """
+        held = {length: self._made_up(length, rows[0]).num_held for length, rows in self._rows.items()}
         length, rows = max(((length, rows[0]) for length, rows in self._rows.items()), key=math.prod)
+        self._most_held = min(self._most_held, _MOST_BATCHES * max(held.values()))
+        beside = most_beside(held, {length: each[0] for length, each in self._rows.items()}, self._together)
+        self._most_waiting = self._most_held + max(held.values()) + beside
+        size = self._most_waiting * 5 // 4  # allocators leave gaps
+        waiting = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
+        batch = self._made_up(length, rows)
+        self._sums.add([Group([(batch, x, 1.0) for x in range(rows)], math.inf)], total, None)
+        del waiting
+
+    def _made_up(self, length: int, rows: int) -> Measured:
+        """A batch of one made-up sentence."""
         sentence = self.task.made_up(length, self._vocab_size, np.random.default_rng(0))
-        for again in (0, 1):
-            size = again * self._most_held * 5 // 4  # allocators leave gaps
-            beside = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
-            batch = self._measured(0, [sentence] * rows, range(rows), (rows, length))
-            self._most_held = min(self._most_held, _MOST_BATCHES * batch.num_held)
-            self._sums.add([Group([(batch, x, 1.0) for x in range(rows)], math.inf)], total, None)
-            del beside
+        return self._measured(0, [sentence] * rows, range(rows), (rows, length))
 
     def _run(self, batch: Batch, round_index: int) -> None:
         """Passes a batch, and gives each user what came of its sentences, with minus the factor that clips and weighs it."""

@@ -182,7 +182,11 @@ class WeightedSums:
 
         Each must be no longer than 2^27 units. ``None``: nothing is truncated; sums are rounded in float64, in the order of
         ``groups``, and claim nothing. What a group adds is the same whatever else is added.
+
+        Raises: ValueError for a group whose truncated sum might not fit an int32.
         """
+        if unit is not None and any(len(group.rows) > _MOST for group in groups):
+            raise ValueError(f"a group of more than {_MOST} sentences might not fit an int32")
         if (
             unit is None and len(groups) > 1
         ):  # of one parameter, products and formed rows of later groups come later, too
