@@ -741,6 +741,10 @@ class Counting(torch.optim.SGD):
             self.param_groups[0]["lr"] *= 0.9
         elif self.keeps == "an attribute":
             self.counted += 1
+        elif self.keeps == "another type":
+            self.state[parameters]["wide"] = torch.zeros(2, dtype=torch.float64)
+        elif self.keeps == "a count of another type":
+            self.state[parameters]["seen"] = torch.zeros((), dtype=torch.int64)
         else:
             state = self.state[parameters]
             state["steps"] = state.get("steps", torch.zeros(())) + 1
@@ -748,12 +752,33 @@ class Counting(torch.optim.SGD):
                 state["late"] = torch.zeros(2)
 
 
-@pytest.mark.parametrize("keeps", ["a group", "an attribute", "a later state"])
+@pytest.mark.parametrize(
+    "keeps", ["a group", "an attribute", "a later state", "another type", "a count of another type"]
+)
 def test_a_server_optimizer_that_keeps_what_no_checkpoint_holds_is_refused(monkeypatch, keeps):
     counting = ServerOptimizer(lambda parameters, config: Counting([parameters], keeps))
     monkeypatch.setitem(OPTIMIZERS, "counting", counting)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="keeps what no checkpoint holds"):
         kept_by(named(TrainingConfig(), server_optimizer="counting"))
+
+
+class OfUnitLength(torch.optim.SGD):
+    def step(self, closure=None):
+        (parameters,) = self.param_groups[0]["params"]
+        parameters.grad /= parameters.grad.norm()
+        super().step(closure)
+
+
+def test_a_server_optimizer_that_is_not_elementwise_as_stated_is_refused(monkeypatch):
+    for stated in (False, True):
+        entry = ServerOptimizer(lambda parameters, config: OfUnitLength([parameters], lr=0.1), elementwise=stated)
+        monkeypatch.setitem(OPTIMIZERS, "lars", entry)  # type: ignore[arg-type]
+        settings = named(TrainingConfig(), server_optimizer="lars")
+        if stated:
+            with pytest.raises(InputError, match="is stated to be elementwise, and steps a parameter by what others"):
+                kept_by(settings)
+        else:
+            assert kept_by(settings) == {}
 
 
 FOUND_BY_NAME = {

@@ -179,6 +179,14 @@ def toy(kind: str) -> nn.Module:
     return spread(Toy(kind)).double()
 
 
+def test_an_embeddings_padding_has_no_gradient() -> None:
+    model = toy("unknown")
+    model.embed.padding_idx = 12  # type: ignore[union-attr]
+    batch = TASK.collate(sentences())
+    assert (batch.input_ids == 12).any()
+    assert_exact(model, batch)
+
+
 def test_unknown_layers_and_repeated_calls() -> None:
     model = toy("unknown")
     assert_exact(model, TASK.collate(sentences()))

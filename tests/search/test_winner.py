@@ -12,6 +12,7 @@ from tests.search.test_export import RULES, SPACE
 from tests.search.test_preflight import nodes_of
 from tests.told import Told
 from tests.training.test_export import files
+from uedp_ray.config import from_dict
 from uedp_ray.errors import InputError
 from uedp_ray.search import sweep as searching
 from uedp_ray.search.layout import SweepDir
@@ -119,3 +120,13 @@ def test_several_workers_train_the_winner_and_the_result_says_so(corpora, tmp_pa
     assert run.diagnostics(0).exists()
     assert run.diagnostics(1).exists()
     assert answer["best"]["epsilon_with_choice"] == answer["best"]["epsilon"]["user-entity"] <= 8
+
+
+def test_a_word_that_is_none_of_a_settings_is_told_which_there_are():
+    for key, value, says in (
+        ("workers_of_winner", "all", "in digits alone, such as 1000, or trial or auto"),
+        ("max_concurrent", "none", "in digits alone, such as 1000, or null"),
+        ("gpus_per_worker", "some", "expected a number, or auto"),
+    ):
+        with pytest.raises(InputError, match=says):
+            from_dict(ResourceConfig, {key: value})

@@ -98,6 +98,26 @@ class Largest(TorchDispatchMode):
         return found
 
 
+def test_parts_follow_from_the_shape_of_a_batch_alone(monkeypatch) -> None:
+    """And not from how much of it is predicted: a sentence's loss would have other bits beside others."""
+    parts: list[torch.Size] = []
+    linear = torch.nn.functional.linear
+
+    def watched(rows: Tensor, *of: Tensor) -> Tensor:
+        parts.append(rows.shape)
+        return linear(rows, *of)
+
+    monkeypatch.setattr(chunked.F, "linear", watched)
+    hidden, head, seen = torch.randn(3, 8, 5), nn.Linear(5, VOCABULARY).requires_grad_(False), []
+    for left_out in (0, 7):
+        targets = torch.ones(3, 8, dtype=torch.int64)
+        targets[:, 8 - left_out :] = IGNORED
+        parts.clear()
+        chunked.chunked_cross_entropy(hidden, head, targets, numbers=3 * VOCABULARY * 2)
+        seen.append(list(parts))
+    assert seen == [[torch.Size((6, 5))] * 4] * 2
+
+
 def test_whole_logits_are_never_there(monkeypatch) -> None:
     model = prepare(network("llama", tied=False), "lora").float()
     batch = TASK.collate(sentences((7,) * 16))

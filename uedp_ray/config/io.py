@@ -288,10 +288,10 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is types.UnionType:  # only "X | None" occurs
         inner = next(a for a in args if a is not type(None))
-        return None if value is None else _convert(inner, value, where)
+        return None if value is None else _or(inner, value, where, "null")
     if origin is typing.Union:  # only "X | Literal[…]" occurs
         named = [name for a in args if typing.get_origin(a) is typing.Literal for name in typing.get_args(a)]
-        return value if value in named else _convert(args[0], value, where)
+        return value if value in named else _or(args[0], value, where, *named)
     if origin is typing.Literal:
         return _spelled(value, args)
     if dataclasses.is_dataclass(annotation):
@@ -313,6 +313,16 @@ def _convert(annotation: Any, value: Any, where: str) -> Any:
     if annotation is str and UNPRINTABLE.search(value):
         raise InputError(where, value, "expected one line of printable text")
     return value
+
+
+def _or(annotation: Any, value: Any, where: str, *names: str) -> Any:
+    """``_convert``, whose error over a word names those there are."""
+    try:
+        return _convert(annotation, value, where)
+    except InputError as error:
+        if not isinstance(value, str) or error.field != where or annotation not in (int, float):
+            raise
+        raise InputError(where, value, f"{error.remedy}, or {' or '.join(names)}") from error.__cause__
 
 
 def _spelled(value: Any, names: tuple[Any, ...]) -> Any:

@@ -61,6 +61,7 @@ from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vo
 from uedp_ray.training.sharding import check_aggregation
 from uedp_ray.training.texts import check_source
 from uedp_ray.updates.base import update_class
+from uedp_ray.updates.shapes import ROWS_APART
 
 _BYTES = 12
 """Least bytes per parameter in training: a float32 in the network, one in the flat vector of all, and one gradient."""
@@ -83,7 +84,7 @@ def check_run(config: RunConfig, reporter: Reporter = SILENT) -> None:
     kept_by(config.training)
     check_aggregation(config.training)
     _check_words_kept(config)
-    for note in ignored(config):
+    for note in (*ignored(config), *_slow(used)):
         reporter.say(f"note: {note}")
 
 
@@ -248,6 +249,19 @@ def ignored(config: RunConfig) -> Iterator[str]:
                 yield f"{section}.{name} is ignored: {reason}"
     if config.model.warm_start and config.vocabulary.kind is not None:
         yield "vocabulary.kind is ignored: model.warm_start brings its vocabulary"
+
+
+def _slow(config: RunConfig) -> Iterator[str]:
+    """What makes rounds several times as slow as they might be."""
+    private = config.training.loop == "rounds" and config.training.local_update == "gradient"
+    if private and config.model.architecture == "pretrained":
+        kind = pretrained_config(config.model).model_type
+        if kind not in ROWS_APART:
+            known = ", ".join(sorted(ROWS_APART))
+            yield (
+                f"each sentence passes alone through a {kind}, which takes several times as long as in batches: it is not "
+                f"known that no sentence decides on the shapes of others' products, as it is of {known}"
+            )
 
 
 def unused(config: RunConfig) -> frozenset[str]:

@@ -60,6 +60,8 @@ class RunDriver:
     """Whether the text is public, so that rounds that a crash lost are trained again beyond the budget."""
     kept: Callable[[], Mapping[str, torch.Tensor]] | None = None
     """What the optimizers of all workers keep, where each steps a part; None: the driver does everything."""
+    num_tokens: int | None = None
+    """Of a text that was made up; how many others have is private."""
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -248,7 +250,8 @@ class RunDriver:
 
     def _tokens_per_second(self) -> float | None:
         """Speed of training, private since rounds take longer the more was drawn. None if this start trained nothing."""
-        tokens, rounds = self.plan.config.corpus.declared_num_tokens, self.state.next_round - self._first
+        tokens = self.num_tokens or self.plan.config.corpus.declared_num_tokens
+        rounds = self.state.next_round - self._first
         if tokens is None or not rounds:
             return None
         seconds = time.monotonic() - self._started - self._evaluating

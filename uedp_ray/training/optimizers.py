@@ -70,9 +70,11 @@ def kept_by(config: TrainingConfig) -> dict[str, int]:
     """The optimizer state of its one parameter, as in a checkpoint: names, with 1 for vectors as long as it and 0 for
     single numbers. Found by making a step.
 
-    Raises: InputError if it keeps anything else, which no checkpoint holds: a resumed run would train otherwise; and if its
-    step evaluates the loss (L-BFGS). What changes after the first few steps only is not seen.
+    Raises: InputError if it keeps anything else, which no checkpoint holds: a resumed run would train otherwise; if its step
+    evaluates the loss (L-BFGS); and if it is stated to be elementwise, and is not. What changes after the first few steps
+    only is not seen.
     """
+    _check_elementwise(config)
     parameters = torch.zeros(2)
     parameters.grad = torch.zeros(2)
     optimizer = server_optimizer(parameters, config)
@@ -87,17 +89,48 @@ def kept_by(config: TrainingConfig) -> dict[str, int]:
         optimizer.step()
     after = optimizer.param_groups
     state = {name: value for name, value in optimizer.state[parameters].items() if value is not None}
-    fits = all(torch.is_tensor(value) and value.shape in ((), parameters.shape) for value in state.values())
+    fits = all(
+        torch.is_tensor(value)
+        and value.shape in ((), parameters.shape)
+        and (name == "step" or value.dtype == parameters.dtype)  # torch reads others back as the parameters' type
+        for name, value in state.items()
+    )
     if (
         not fits
         or kept != (set(optimizer.state[parameters]), _attributes(optimizer))
         or groups != [{name: group.get(name) for name in before} for before, group in zip(groups, after, strict=True)]
     ):
-        remedy = "keeps what no checkpoint holds: its state must be tensors of no dimension or one value a parameter"
+        remedy = (
+            "keeps what no checkpoint holds: its state must be tensors of their type, of one value a parameter or one"
+        )
         raise InputError("training.server_optimizer", config.server_optimizer, remedy)
     return {name: value.dim() for name, value in optimizer.state[parameters].items() if torch.is_tensor(value)}
 
 
+def _check_elementwise(config: TrainingConfig) -> None:
+    if not in_table(OPTIMIZERS, config.server_optimizer, _TABLE).elementwise:
+        return
+    made_up = torch.Generator().manual_seed(0)
+    start, *gradients = torch.randn(1 + _STEPS, 4, generator=made_up)
+
+    def stepped(part: slice) -> torch.Tensor:
+        parameters = start[part].clone()
+        optimizer = server_optimizer(parameters, config)
+        for gradient in gradients:
+            parameters.grad = gradient[part].clone()
+            optimizer.step()
+        return parameters
+
+    try:
+        same = torch.equal(stepped(slice(None)), torch.cat([stepped(slice(0, 3)), stepped(slice(3, 4))]))
+    except TypeError:  # is told of the whole
+        return
+    if not same:
+        remedy = "is stated to be elementwise, and steps a parameter by what others' gradients are: do not state it"
+        raise InputError("training.server_optimizer", config.server_optimizer, remedy)
+
+
+_TABLE = "OPTIMIZERS of uedp_ray.training.optimizers"
 _STEPS = 3
 """Steps after the first in which a server optimizer is watched."""
 
@@ -111,4 +144,4 @@ def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 def server_optimizer(parameters: torch.Tensor, config: TrainingConfig) -> torch.optim.Optimizer:
     """The optimizer that ``training.server_optimizer`` names, over (P,) parameters."""
     name = config.server_optimizer
-    return in_table(OPTIMIZERS, name, "OPTIMIZERS of uedp_ray.training.optimizers").make(parameters, config)
+    return in_table(OPTIMIZERS, name, _TABLE).make(parameters, config)

@@ -64,7 +64,7 @@ def _check_same(
     """Raises: InputError on a worker that would draw, clip, add up, noise or divide by other numbers than the driver, as one
     does that opened another folder: the driver alone looks at the ledger, and charges for its own."""
     plan, denominator, setup = prepared.plan, None if weights is None else weights.denominator, run.load_setup()
-    text = [setup.get(name) for name in ("sentence_weight", "vocabulary", "starts", "draw_block", "corpus")]
+    text = [setup.get(name) for name in ("sentence_weight", "vocabulary", "starts", "draw_block", "corpus_digest")]
     known = plan.header(), plan.noise_std, plan.grid, denominator, text, sampling_key(run, prepared.config)
     if not is_drivers(reducer, known, device):
         remedy = "is not the driver's: its noise, bounds, settings, text or key differ. Give every worker the same copy"
@@ -139,6 +139,8 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         _share_state(state, reducer)  # the first scores are of these, wherever they come from
     if reducer.is_driver:
         driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
+        if config.corpus.source.format == "synthetic":
+            driver.num_tokens = int(prepared.tokens.lengths.sum())
         driver.resume()
     if shared:
         calls.number(_READY)

@@ -6,5 +6,6 @@ local_sgd.py   several steps over a user's own sentences
 local_dp_sgd.py  the same, each noised by the user: hides single sentences from the server
 weighted.py    sums of sentences' gradients: exact, and no longer than their clips
 batches.py     which sentences share a pass
+reading.py     whether a task reads each sentence by itself
 shapes.py      shapes of batches in which a sentence's gradient is its own
 """

@@ -137,24 +137,29 @@ class Batches:
         first = self.users[0]
         return self._of(first.lengths[first.found.index(None)])
 
-    def _of(self, length: int) -> Batch:
+    def of_group(self) -> Batch:
+        """A batch of the group alone that the first user waits for: nothing of it waits any longer than the group's sum."""
+        first = self.users[0]
+        at = first.found.index(None)
+        group = slice(at, first.starts[bisect_right(first.starts, at)])
+        same = zip(first.lengths[group], first.found[group], strict=True)
+        return self._of(first.lengths[at], sum(each == (first.lengths[at], None) for each in same))
+
+    def _of(self, length: int, most: int | None = None) -> Batch:
+        """Those that came first: of the first user, if it has any of this length, in the order of its groups."""
         waiting = self._waiting[length]
-        num, rows = next(split(len(waiting), self._rows[length]))
+        num, rows = next(split(len(waiting) if most is None else most, self._rows[length]))
         return (rows, length), [waiting.popleft() for _ in range(num)]
 
 
-def most_beside(held: Mapping[int, int], rows: Mapping[int, int], together: int) -> int:
-    """The most that waits of batches which pass for the first user, each as soon as all before it was taken (``of_first``).
+def most_of_group(held: Mapping[int, int], rows: Mapping[int, Sequence[int]], together: int) -> int:
+    """The most that waits of batches that have sentences of one group alone (``Batches.of_group``).
 
-    Args:
-      held: by length, what waits of a batch of it; ``rows``: its rows. ``together``: sentences of a group, at most.
-
-    Such a batch has the first sentence that did not pass yet. Of earlier groups all is taken, and sentences of a length pass
-    in one order: so of each length, one batch of an earlier group may wait for what comes later, and beside it there are
-    those of this group: of g sentences of a length, in batches of r rows, (g - 1) / r more, rounded up. That is no more than
-    g / min(r, 2), and than g / r + 1.
+    Args: by length, ``held``: what waits of the largest batch of it, and ``rows``: its numbers of rows, the most first.
+      ``together``: sentences of a group, at most.
     """
-    each = sum(held.values())
-    few = together * max(num / min(rows[length], 2) for length, num in held.items())
-    many = together * max(num / rows[length] for length, num in held.items()) + each
-    return each + math.ceil(min(few, many))
+
+    def of_each(length: int, num: int) -> float:
+        return held[length] / rows[length][0] * sum(filled for _, filled in split(num, rows[length])) / num
+
+    return math.ceil(together * max(of_each(length, num) for length in held for num in range(1, together + 1)))

@@ -47,7 +47,7 @@ from uedp_ray.models.masks import MaskedRows, MaskSeeds, PerSentenceMasks
 from uedp_ray.plan import UserSelection
 from uedp_ray.tasks.base import Task
 from uedp_ray.updates.base import UNORDERED, LocalUpdate, seed_of
-from uedp_ray.updates.batches import Batch, Batches, Drawn, most_beside
+from uedp_ray.updates.batches import Batch, Batches, Drawn, most_of_group
 from uedp_ray.updates.shapes import (
     agreeing_rows,
     balanced,
@@ -76,6 +76,8 @@ _GROUP = 64
 """And where no bound is claimed."""
 _MOST_BATCHES = 64
 """That wait: more would fill no more rows."""
+_AMID = 1
+"""Batches for which there is room when as many wait, so that sentences of the first user may pass with others'."""
 _CPU_TOKENS = 256
 """Padded tokens of a batch on a CPU: more would be no faster and leave more rows empty."""
 _MOST_BESIDE = 64
@@ -110,7 +112,7 @@ class Update(LocalUpdate):
         self._sums = WeightedSums(self.params, self.device)
         self._total: torch.Tensor | None = None
         self._held: weakref.WeakSet[Measured] = weakref.WeakSet()
-        self._most_held, self._most_waiting = _HELD, 0
+        self._most_held, self._most_amid, self._most_waiting = _HELD, 0, 0
         if self.device.type == "cuda":
             self._most_held = max(_HELD, torch.cuda.mem_get_info(self.device)[0] // 16)  # a quarter of what is free
 
@@ -252,11 +254,11 @@ class Update(LocalUpdate):
             for selection in selections:
                 batches.add(self._drawn(selection))
                 yield from self._complete(batches)  # of no sentence
-                while (batch := batches.of_first() if self._is_short(batches) else batches.full()) is not None:
+                while (batch := self._of_first(batches) if self._is_short(batches) else batches.full()) is not None:
                     self._run(batch, round_index)
                     yield from self._complete(batches)
             while batches.users:
-                self._run(batches.of_first(), round_index)
+                self._run(self._of_first(batches), round_index)
                 yield from self._complete(batches)
 
     def _complete(self, batches: Batches) -> Iterator[tuple[UserSelection, torch.Tensor]]:
@@ -268,7 +270,15 @@ class Update(LocalUpdate):
 
     def _is_short(self, batches: Batches) -> bool:
         """Whether as many numbers wait for their sums as may."""
-        return bool(batches.users) and sum(each.num_held for each in self._held) > self._most_held
+        return bool(batches.users) and self._num_held > self._most_held
+
+    @property
+    def _num_held(self) -> int:
+        return sum(each.num_held for each in self._held)
+
+    def _of_first(self, batches: Batches) -> Batch:
+        """What the first user waits for: with others' sentences, so that fewer rows are empty, where there is room."""
+        return batches.of_group() if self._num_held > self._most_amid else batches.of_first()
 
     def _sum(self, user: Drawn) -> torch.Tensor:
         """Adds what came of a user's sentences to what is summed of it."""
@@ -294,13 +304,14 @@ class Update(LocalUpdate):
     def _take_memory(self, total: torch.Tensor) -> None:
         """Takes what a round takes at most, whoever is drawn: the largest batch, and beside it what waits for its sum.
 
-        That is ``_most_held``, the batch that exceeds it, and what passes until the first user's sum has taken it.
+        That is ``_most_amid``, the batch that exceeds it, and those of one group.
         """
         held = {length: self._made_up(length, rows[0]).num_held for length, rows in self._rows.items()}
         length, rows = max(((length, rows[0]) for length, rows in self._rows.items()), key=math.prod)
-        self._most_held = min(self._most_held, _MOST_BATCHES * max(held.values()))
-        beside = most_beside(held, {length: each[0] for length, each in self._rows.items()}, self._together)
-        self._most_waiting = self._most_held + max(held.values()) + beside
+        largest = max(held.values())
+        self._most_held = min(self._most_held, _MOST_BATCHES * largest)
+        self._most_amid = self._most_held + _AMID * largest
+        self._most_waiting = self._most_amid + largest + most_of_group(held, self._rows, self._together)
         size = self._most_waiting * 5 // 4  # allocators leave gaps
         waiting = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
         batch = self._made_up(length, rows)
