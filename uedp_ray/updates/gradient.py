@@ -114,7 +114,9 @@ class Update(LocalUpdate):
         self._held: weakref.WeakSet[Measured] = weakref.WeakSet()
         self._most_held, self._most_amid, self._most_waiting = _HELD, 0, 0
         if self.device.type == "cuda":
-            self._most_held = max(_HELD, torch.cuda.mem_get_info(self.device)[0] // 16)  # a quarter of what is free
+            free, whole = torch.cuda.mem_get_info(self.device)
+            share = torch.cuda.get_per_process_memory_fraction(self.device)  # of trials that share a GPU: see placement
+            self._most_held = max(_HELD, int(min(free, share * whole)) // 16)  # a quarter of what it may take
 
     def probe(self) -> None:
         """Checks that each sentence's gradient is exact and its own, and fixes the numbers of rows in use (see ``shapes``).
