@@ -762,16 +762,27 @@ def test_a_server_optimizer_that_keeps_what_no_checkpoint_holds_is_refused(monke
         kept_by(named(TrainingConfig(), server_optimizer="counting"))
 
 
-class OfUnitLength(torch.optim.SGD):
+class Coupled(torch.optim.SGD):
+    def __init__(self, parameters, by):
+        super().__init__(parameters, lr=0.1)
+        self.by = by
+
     def step(self, closure=None):
         (parameters,) = self.param_groups[0]["params"]
-        parameters.grad /= parameters.grad.norm()
+        if self.by == "length":
+            parameters.grad /= parameters.grad.norm()
+        elif self.by == "limit":
+            parameters.grad *= min(1.0, 100.0 / float(parameters.grad.norm() + 1e-6))
+        else:
+            for block in parameters.grad.split(128):
+                block /= block.abs().max() + 1e-6
         super().step(closure)
 
 
-def test_a_server_optimizer_that_is_not_elementwise_as_stated_is_refused(monkeypatch):
+@pytest.mark.parametrize("by", ["length", "limit", "block"])
+def test_a_server_optimizer_that_is_not_elementwise_as_stated_is_refused(monkeypatch, by):
     for stated in (False, True):
-        entry = ServerOptimizer(lambda parameters, config: OfUnitLength([parameters], lr=0.1), elementwise=stated)
+        entry = ServerOptimizer(lambda parameters, config: Coupled([parameters], by), elementwise=stated)
         monkeypatch.setitem(OPTIMIZERS, "lars", entry)  # type: ignore[arg-type]
         settings = named(TrainingConfig(), server_optimizer="lars")
         if stated:

@@ -144,6 +144,15 @@ def test_layers_that_look_back_less_far_than_a_sentence_are_not_packed(window, p
     assert pack_attention(model, LONGEST) is packs
 
 
+@pytest.mark.parametrize(
+    ("model_type", "ahead"), [("llama", {"is_causal": False}), ("gemma", {"use_bidirectional_attention": True})]
+)
+def test_causal_networks_that_look_ahead_are_not_packed(model_type, ahead) -> None:
+    model, _ = network(model_type)
+    model.config.update(ahead)
+    assert not pack_attention(model, LONGEST)
+
+
 def test_unknown_networks_are_left_as_they_are() -> None:
     for unknown in (tiny("awd_lstm"), nn.Linear(2, 2)):
         assert not pack_attention(unknown, LONGEST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -215,6 +216,41 @@ def test_as_many_as_fit_an_integer_are_added_at_once(form):
     WeightedSums(params, torch.device("cpu")).add(groups, total, UNIT)
     assert float(total[0]) == pytest.approx(num, rel=1e-4)
     assert not total[1:].any()
+
+
+def test_copies_of_no_more_than_fit_an_integer_are_there_at_once(monkeypatch):
+    """Of a user of many sentences, of whom all was multiplied before anything was added: beyond what a probe had taken."""
+    there, most, made = weakref.WeakSet(), [], module_under_test._Product.__init__
+
+    def watched(self, of, step):
+        made(self, of, step)
+        there.add(self)
+        most.append(sum(each.num for each in there))
+
+    (factors,) = factored(*(torch.randn(8, 3, 9) for _ in range(2)))
+    batch, params = of_factors(factors)
+    assert batch.num_copied == 2 * 3 * 9
+    rows = rows_of(batch, *range(8), weight=0.5)
+    groups = [Group(rows[first : first + 4], 0.1) for first in (0, 4)] * 20
+    sums, whole, one_by_one = (
+        WeightedSums(params, torch.device("cpu")),
+        *torch.zeros(2, params.num, dtype=torch.float64),
+    )
+    for group in groups:
+        sums.add([group], one_by_one, UNIT)
+    monkeypatch.setattr(module_under_test._Product, "__init__", watched)
+    sums.add(groups, whole, UNIT)
+    assert torch.equal(whole, one_by_one)
+    assert 4 < max(most) <= module_under_test.AT_ONCE
+
+
+def test_groups_too_large_for_an_integer_are_refused():
+    (factors,) = factored(*(torch.randn(16, 3, 9) for _ in range(2)))
+    batch, params = of_factors(factors)
+    rows, sums, total = rows_of(batch, *range(16)), WeightedSums(params, torch.device("cpu")), torch.zeros(81).double()
+    sums.add([Group(rows, 1.0)], total, None)
+    with pytest.raises(ValueError, match="more than 15 sentences might not fit an int32"):
+        sums.add([Group(rows, 1.0)], total, UNIT)
 
 
 def test_without_a_clip_groups_are_added_in_their_order():

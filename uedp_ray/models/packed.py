@@ -46,10 +46,13 @@ _KNOWN = frozenset(
 def pack_attention(model: nn.Module, longest: int) -> bool:
     """Has a network take packed batches (``Batch.packed``) as well as others; returns False for one that cannot.
 
-    ``longest``: positions of the longest sentence. A layer that looks back less far needs a mask, and is not packed.
+    ``longest``: positions of the longest sentence. A layer that looks back less far needs a mask, and is not packed; nor is
+    a network that is causal by its name, and set to look ahead.
     """
     hub: Any = getattr(model, "config", None)
     if getattr(hub, "model_type", None) not in _KNOWN or (getattr(hub, "sliding_window", None) or longest) < longest:
+        return False
+    if getattr(hub, "is_causal", True) is False or getattr(hub, "use_bidirectional_attention", None):
         return False
     if hub._attn_implementation == "sdpa":
         from transformers import AttentionInterface  # here, as it costs 2.5 s (``trainable``)

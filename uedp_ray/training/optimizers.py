@@ -111,7 +111,8 @@ def _check_elementwise(config: TrainingConfig) -> None:
     if not in_table(OPTIMIZERS, config.server_optimizer, _TABLE).elementwise:
         return
     made_up = torch.Generator().manual_seed(0)
-    start, *gradients = torch.randn(1 + _STEPS, 4, generator=made_up)
+    start, *gradients = torch.randn(1 + _STEPS, _MANY, generator=made_up)
+    gradients[-1] *= 1e3  # where a limit binds
 
     def stepped(part: slice) -> torch.Tensor:
         parameters = start[part].clone()
@@ -122,7 +123,9 @@ def _check_elementwise(config: TrainingConfig) -> None:
         return parameters
 
     try:
-        same = torch.equal(stepped(slice(None)), torch.cat([stepped(slice(0, 3)), stepped(slice(3, 4))]))
+        same = torch.equal(
+            stepped(slice(None)), torch.cat([stepped(slice(0, _MANY // 3)), stepped(slice(_MANY // 3, None))])
+        )
     except TypeError:  # is told of the whole
         return
     if not same:
@@ -131,6 +134,8 @@ def _check_elementwise(config: TrainingConfig) -> None:
 
 
 _TABLE = "OPTIMIZERS of uedp_ray.training.optimizers"
+_MANY = 1000
+"""Numbers of the parameters on which a server optimizer is tried out: more than share a scale, where some do."""
 _STEPS = 3
 """Steps after the first in which a server optimizer is watched."""
 

@@ -57,6 +57,7 @@ from uedp_ray.updates.shapes import (
     rows_are_apart,
 )
 from uedp_ray.updates.weighted import (
+    AT_ONCE,
     MOST_SENTENCES,
     ROOM,
     Group,
@@ -306,18 +307,22 @@ class Update(LocalUpdate):
     def _take_memory(self, total: torch.Tensor) -> None:
         """Takes what a round takes at most, whoever is drawn: the largest batch, and beside it what waits for its sum.
 
-        That is ``_most_amid``, the batch that exceeds it, and those of one group.
+        That is ``_most_amid``, the batch that exceeds it, those of one group, and copies of what is added up at once.
         """
-        held = {length: self._made_up(length, rows[0]).num_held for length, rows in self._rows.items()}
-        length, rows = max(((length, rows[0]) for length, rows in self._rows.items()), key=math.prod)
+        held, copied = {}, 0
+        for length, rows in self._rows.items():
+            batch = self._made_up(length, rows[0])
+            held[length], copied = batch.num_held, max(copied, max(AT_ONCE, self._together) * batch.num_copied)
+            del batch
+        length, num_rows = max(((length, rows[0]) for length, rows in self._rows.items()), key=math.prod)
         largest = max(held.values())
         self._most_held = min(self._most_held, _MOST_BATCHES * largest)
         self._most_amid = self._most_held + _AMID * largest
         self._most_waiting = self._most_amid + largest + most_of_group(held, self._rows, self._together)
-        size = self._most_waiting * 5 // 4  # allocators leave gaps
+        size = (self._most_waiting + copied) * 5 // 4  # allocators leave gaps
         waiting = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
-        batch = self._made_up(length, rows)
-        self._sums.add([Group([(batch, x, 1.0) for x in range(rows)], math.inf)], total, None)
+        batch = self._made_up(length, num_rows)
+        self._sums.add([Group([(batch, x, 1.0) for x in range(num_rows)], math.inf)], total, None)
         del waiting
 
     def _made_up(self, length: int, rows: int) -> Measured:

@@ -58,7 +58,7 @@ _PIECE = {"cpu": 1 << 18, "cuda": 1 << 27}
 """Numbers that are formed at once."""
 _BITS = 27
 """A weighted gradient of the largest length has at most 2^27 units in a coordinate, three more than float32 tells apart."""
-_MOST = (1 << 31 - _BITS) - 1
+AT_ONCE = _MOST = (1 << 31 - _BITS) - 1
 """So many of them fit an int32."""
 MOST_SENTENCES = 1 << 53 - _BITS
 """And so many a float64."""
@@ -101,6 +101,12 @@ class Measured:
         for each in self.kept.values():
             for entries in (each.left, each.right, each.ids, each.rows):
                 yield from entries
+
+    @property
+    def num_copied(self) -> int:
+        """Numbers of one sentence that ``WeightedSums`` copies at once: those of a matrix of which factors are kept."""
+        of_each = ((*each.left, *each.right, *each.ids, *each.rows) for each in self.kept.values())
+        return max((sum(entry[0].numel() for entry in entries) for entries in of_each), default=0)
 
     @cached_property
     def num_held(self) -> int:
@@ -187,12 +193,10 @@ class WeightedSums:
         """
         if unit is not None and any(len(group.rows) > _MOST for group in groups):
             raise ValueError(f"a group of more than {_MOST} sentences might not fit an int32")
-        if (
-            unit is None and len(groups) > 1
-        ):  # of one parameter, products and formed rows of later groups come later, too
-            for group in groups:
-                self.add([group], total, None)
-            return
+        for some in _at_once(groups, unit):
+            self._add(some, total, unit)
+
+    def _add(self, groups: Sequence[Group], total: Tensor, unit: float | None) -> None:
         together: list[list[Row]] = []
         layouts: dict[tuple[str, ...], list[_Formed]] = {}
         for rows, least in groups:
@@ -257,6 +261,19 @@ class WeightedSums:
                     added = each.num
             if unit is not None:
                 piece.add_(sums, alpha=unit)
+
+
+def _at_once(groups: Sequence[Group], unit: float | None) -> Iterator[Sequence[Group]]:
+    """Yields groups whose products may be there at once: as many as an int32 holds the sum of. Without a unit, each alone,
+    as of one parameter products and formed rows of later groups come later, too."""
+    first, num = 0, 0
+    for last, group in enumerate(groups):
+        if last > first and (unit is None or num + len(group.rows) > _MOST):
+            yield groups[first:last]
+            first, num = last, 0
+        num += len(group.rows)
+    if groups:
+        yield groups[first:]
 
 
 @dataclass
