@@ -16,7 +16,7 @@
     >>> from_dict(RunConfig, {"privacy": {"target_epsilon": "four"}})
     Traceback (most recent call last):
         ...
-    uedp_ray.errors.InputError: privacy.target_epsilon = 'four': expected a number
+    uedp_ray.errors.InputError: privacy.target_epsilon = 'four': expected a number, or null
 
 Files are written by hand, and may be damaged or hostile: whatever is wrong with one raises an ``InputError``, in bounded
 time and memory. Only YAML mappings, lists and plain values are read. Anchors, aliases and merge keys (which multiply), tags
