@@ -274,11 +274,11 @@ def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
     input_ids, packing = batch.input_ids, batch.packing
     shape = input_ids.shape if packing is None else packing.filled.shape
     position_ids = torch.arange(shape[1], device=input_ids.device).expand(shape)
+    both = reads_both_ways(model)
     if packing is not None:
-        position_ids = packing.gather(position_ids)[None]
-        first = _first_position(model) if reads_both_ways(model) else 0
-        return model(input_ids=input_ids, position_ids=position_ids + first, use_cache=False, packing=packing).logits
-    if not reads_both_ways(model):
+        position_ids = packing.gather(position_ids)[None] + (_first_position(model) if both else 0)
+        return model(input_ids=input_ids, position_ids=position_ids, use_cache=False, packing=packing).logits
+    if not both:
         return model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
     hidden = position_ids >= batch.lengths[:, None]
     mask = torch.zeros(hidden.shape, device=input_ids.device).masked_fill(hidden, torch.finfo(torch.float32).min)

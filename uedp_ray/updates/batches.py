@@ -155,11 +155,11 @@ class Batches:
 def most_of_group(held: Mapping[int, int], rows: Mapping[int, Sequence[int]], together: int) -> int:
     """The most that waits of batches that have sentences of one group alone (``Batches.of_group``).
 
-    Args: by length, ``held``: what waits of the largest batch of it, and ``rows``: its numbers of rows, the most first.
+    Args: by length, ``held``: what waits of a row, and ``rows``: numbers of rows of a batch, the most first.
       ``together``: sentences of a group, at most.
     """
 
     def of_each(length: int, num: int) -> float:
-        return held[length] / rows[length][0] * sum(filled for _, filled in split(num, rows[length])) / num
+        return held[length] * sum(filled for _, filled in split(num, rows[length])) / num
 
     return math.ceil(together * max(of_each(length, num) for length in held for num in range(1, together + 1)))

@@ -77,8 +77,6 @@ _GROUP = 64
 """And where no bound is claimed."""
 _MOST_BATCHES = 64
 """That wait: more would fill no more rows."""
-_AMID = 1
-"""Batches for which there is room when as many wait, so that sentences of the first user may pass with others'."""
 _CPU_TOKENS = 256
 """Padded tokens of a batch on a CPU: more would be no faster and leave more rows empty."""
 _MOST_BESIDE = 64
@@ -309,15 +307,13 @@ class Update(LocalUpdate):
 
         That is ``_most_amid``, the batch that exceeds it, those of one group, and copies of what is added up at once.
         """
-        held, copied = {}, 0
-        for length, rows in self._rows.items():
-            batch = self._made_up(length, rows[0])
-            held[length], copied = batch.num_held, max(copied, max(AT_ONCE, self._together) * batch.num_copied)
-            del batch
+        alone = {length: self._made_up(length, 1) for length in self._rows}
+        held = {length: each.num_held for length, each in alone.items()}
+        copied = max(AT_ONCE, self._together) * max(each.num_copied for each in alone.values())
         length, num_rows = max(((length, rows[0]) for length, rows in self._rows.items()), key=math.prod)
-        largest = max(held.values())
+        largest = max(self._rows[length][0] * num for length, num in held.items())
         self._most_held = min(self._most_held, _MOST_BATCHES * largest)
-        self._most_amid = self._most_held + _AMID * largest
+        self._most_amid = self._most_held + largest  # where the first user's sentences still pass with others'
         self._most_waiting = self._most_amid + largest + most_of_group(held, self._rows, self._together)
         size = (self._most_waiting + copied) * 5 // 4  # allocators leave gaps
         waiting = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page

@@ -58,7 +58,7 @@ _PIECE = {"cpu": 1 << 18, "cuda": 1 << 27}
 """Numbers that are formed at once."""
 _BITS = 27
 """A weighted gradient of the largest length has at most 2^27 units in a coordinate, three more than float32 tells apart."""
-AT_ONCE = _MOST = (1 << 31 - _BITS) - 1
+AT_ONCE = (1 << 31 - _BITS) - 1
 """So many of them fit an int32."""
 MOST_SENTENCES = 1 << 53 - _BITS
 """And so many a float64."""
@@ -191,8 +191,8 @@ class WeightedSums:
 
         Raises: ValueError for a group whose truncated sum might not fit an int32.
         """
-        if unit is not None and any(len(group.rows) > _MOST for group in groups):
-            raise ValueError(f"a group of more than {_MOST} sentences might not fit an int32")
+        if unit is not None and any(len(group.rows) > AT_ONCE for group in groups):
+            raise ValueError(f"a group of more than {AT_ONCE} sentences might not fit an int32")
         for some in _at_once(groups, unit):
             self._add(some, total, unit)
 
@@ -236,7 +236,7 @@ class WeightedSums:
         return rounding + truncation <= ROOM * least
 
     def _sum(self, terms: Sequence[_Formed | _Product], total: Tensor, step: int, unit: float | None) -> None:
-        """Adds the terms to ``total``, ``step`` rows of it at a time."""
+        """Adds the terms, of ``AT_ONCE`` sentences at most, to ``total``, ``step`` rows of it at a time."""
         numbers = total[:step].numel()
         if self._formed.dtype != terms[0].dtype or len(self._formed) < numbers:
             self._formed = self._formed.new_empty(numbers, dtype=terms[0].dtype)
@@ -246,19 +246,14 @@ class WeightedSums:
             out, steps, sums = (
                 each[: piece.numel()].view(piece.shape) for each in (self._formed, self._steps, self._sums)
             )
-            added = 0
-            for each in terms:
+            for number, each in enumerate(terms):
                 each.form(start, out)
                 if unit is None:
                     piece.add_(out)
-                elif 0 < added <= _MOST - each.num:
+                elif number:
                     sums.add_(steps.copy_(out))
-                    added += each.num
-                else:  # none yet, or as many as fit
-                    if added:
-                        piece.add_(sums, alpha=unit)
+                else:
                     sums.copy_(out)
-                    added = each.num
             if unit is not None:
                 piece.add_(sums, alpha=unit)
 
@@ -268,7 +263,7 @@ def _at_once(groups: Sequence[Group], unit: float | None) -> Iterator[Sequence[G
     as of one parameter products and formed rows of later groups come later, too."""
     first, num = 0, 0
     for last, group in enumerate(groups):
-        if last > first and (unit is None or num + len(group.rows) > _MOST):
+        if last > first and (unit is None or num + len(group.rows) > AT_ONCE):
             yield groups[first:last]
             first, num = last, 0
         num += len(group.rows)
@@ -282,7 +277,6 @@ class _Formed:
 
     row: Tensor
     factor: float
-    num: int = 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -301,7 +295,7 @@ class _Product:
         as_it_is = len(lefts) == 1 and lefts[0].is_contiguous() and lefts[0].data_ptr() % _ALIGNED == 0
         self._left, self._step = (lefts[0] if as_it_is else torch.cat(lefts)).mT, step
         self._right = _joined([each.right[0][x] * factor for each, x, factor in of])
-        self.dtype, self.num = self._right.dtype, len(of)
+        self.dtype = self._right.dtype
         self._ids: Tensor | None = None
         if of[0][0].ids:  # in order of the pieces that they are in
             ids = _joined([each.ids[0][x] for each, x, _ in of])
