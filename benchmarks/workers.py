@@ -6,7 +6,8 @@
 One run for each number of workers, of the same made-up text, samples and noise (``privacy.test_noise_seed``), and one on as
 many Ray nodes as asked for, each of one CPU and one worker; 0 leaves that out. The first round, which warms up, does not
 count. By the clock: seconds of a round, and as many rounds with one worker in that time. That says something only on a
-machine that has a core for each worker and nothing else to do.
+machine that has a core for each worker and nothing else to do; and then no more than its cores do at once: ``N apart`` are
+so many runs of one worker at the same time, which share nothing but the machine.
 
 On any machine CPU seconds say what the clock would: a round takes as long as the slowest worker of each part, one part after
 the other, and the rest of the workers wait. So over a round of one worker, ``from CPU`` is its CPU seconds over those of
@@ -21,6 +22,8 @@ import contextlib
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -161,7 +164,24 @@ def rounds_of(config: RunConfig, workers: int, folder: Path) -> list[list[Round]
         train(config, folder / "run", workers=workers, cpus_per_worker=1, gpus_per_worker=0)
     finally:
         host._ray_worker = kept
-    return [json.loads((folder / f"{rank}.json").read_text())[1:] for rank in range(workers)]
+    return [kept_rounds(folder, rank) for rank in range(workers)]
+
+
+def kept_rounds(folder: Path, rank: int = 0) -> list[Round]:
+    """The parts of a worker's rounds, but for the first."""
+    found: list[Round] = json.loads((folder / f"{rank}.json").read_text())[1:]
+    return found
+
+
+def apart(number: int, folder: Path) -> list[list[Round]]:
+    """The parts of each round of so many runs of one worker at once, in processes that run this file."""
+    folders = [folder / f"{number}-apart" / str(n) for n in range(number)]
+    alone = [sys.executable, __file__, *sys.argv[1:], "--workers=1", "--nodes=0", "--into"]
+    children = [subprocess.Popen([*alone, str(each)], stdout=subprocess.DEVNULL) for each in folders]
+    codes = [child.wait() for child in children]  # all of them
+    if any(codes):
+        raise SystemExit("a run beside another failed")
+    return [kept_rounds(each / "1-worker") for each in folders]
 
 
 @contextlib.contextmanager
@@ -224,16 +244,16 @@ def total(found: list[list[Round]], part: str) -> float:
     return sum(statistics.mean(each.get(part, (0.0, 0.0))[1] for each in of_one) for of_one in found)
 
 
-def tell(name: str, found: list[list[Round]], alone: tuple[float, float] | None) -> tuple[float, float]:
-    """Prints a run; returns a round's seconds by the clock and of the CPU."""
+def tell(name: str, found: list[list[Round]], alone: tuple[float, float] | None, rounds: int) -> tuple[float, float]:
+    """Prints a run; returns a round's seconds by the clock and of the CPU. ``rounds``: those that end in that time."""
     workers = len(found)
-    clock = statistics.mean(each["round"][0] for each in found[0])
+    clock = slowest(found, "round", 0)
     work, longest = (sum(of(found, part) for part in WORK) for of in (total, slowest))
     shared = " ".join(f"{slowest(found, part):>10.3f}" for part in WORK)
     waiting, messages = (
         statistics.mean(each.get(part, [0.0, 0.0])[0] for each in found[0]) for part in ("waiting", "messages")
     )
-    over = "" if alone is None else f"{alone[0] / clock:>9.2f} {alone[1] / longest:>9.2f}"
+    over = "" if alone is None else f"{rounds * alone[0] / clock:>9.2f} {rounds * alone[1] / longest:>9.2f}"
     print(f"{name:<10} {clock:>8.3f} {work:>8.3f} {shared} {waiting:>8.3f} {messages:>8.3f} {over:>19}", end="")
     print(f" {work / workers / longest:>9.3f}", flush=True)
     return clock, work
@@ -241,7 +261,7 @@ def tell(name: str, found: list[list[Round]], alone: tuple[float, float] | None)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--users", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=4)
@@ -249,14 +269,18 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--evaluate-every", type=int, default=1)
     parser.add_argument("--aggregation", choices=["auto", "driver", "sharded"])
+    parser.add_argument("--into", type=Path, help="a folder to keep the parts of rounds in")
     arguments = parser.parse_args()
     runs: dict[str, list[list[Round]]] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder: Path = arguments.into or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         config = inputs(folder, arguments)
         for workers in arguments.workers:
             label = f"{workers} worker{'s' * (workers > 1)}"
             runs[label] = rounds_of(config, workers, folder / label.replace(" ", "-"))
+            if workers > 1:
+                runs[f"{workers} apart"] = apart(workers, folder)
         if arguments.nodes:
             with nodes(arguments.nodes):
                 label = f"{arguments.nodes} nodes"
@@ -270,7 +294,7 @@ def main() -> None:
     print(f" {'of linear':>9}")
     alone = None
     for label, found in runs.items():
-        taken = tell(label, found, alone)
+        taken = tell(label, found, alone, len(found) if label.endswith("apart") else 1)
         alone = alone or (taken if len(found) == 1 else None)
 
 
