@@ -1,7 +1,7 @@
 """Times a round's local updates, ours and by others' libraries, against plain training of the same sentences.
 
     python benchmarks/rounds.py [--rounds 3] [--methods plain "by hand"] [--size small|gpt2] [--lora] [--device cuda]
-        [--precision bf16] [--check]
+        [--precision bf16] [--check | --profile]
 
 What is computed: ``one_round/workload.py``. Methods compute the same rounds, in turn, after a small one that warms up. The
 table has the median of their seconds, the least and the most, and plain training's median as a share: CPU time of the
@@ -13,7 +13,9 @@ Libraries of others are left out if they are not installed. They want an environ
 
     pip install -e '.[benchmarks]' && pip install --no-deps 'pfl>=0.4,<0.7' multiprocess dill prv-accountant
 
-``--check`` compares what each method computes of a tiny network with the same in float64, and times nothing.
+``--check`` compares what each method computes of a tiny network with the same in float64, and times nothing. ``--profile``
+has each method compute one round under torch's profiler, and prints where its seconds went: by the clock, so that they say
+something on an idle machine only.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -204,6 +207,37 @@ def check(names: list[str], work: Workload) -> None:
             raise SystemExit(f"{name} computes something else")
 
 
+KERNELS = {
+    "products": ("aten::mm", "aten::addmm", "aten::bmm"),
+    "attention": ("aten::_scaled_dot_product",),
+    "losses": ("aten::_softmax", "aten::_log_softmax", "aten::nll_loss", "_Chunked", "LogSoftmaxBackward0"),
+    "other kernels": ("aten::",),
+}
+"""By what their names begin with."""
+
+
+def profile(names: list[str], work: Workload) -> None:
+    """Prints seconds of a round by kind of kernel; ``rest``: Python, and what is between kernels. ``pages``: CPU seconds of
+    all these in which the system found memory."""
+    print(f"{'':22} {'all':>6}" + "".join(f"{kind:>14}" for kind in (*KERNELS, "rest", "pages")))
+    for name in names:
+        method = build(name, work)
+        method(work.drawn(0), 0)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+            begun, system = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_stime
+            method(work.drawn(1), 1)
+            whole = time.perf_counter() - begun
+            pages = resource.getrusage(resource.RUSAGE_SELF).ru_stime - system
+        seconds = dict.fromkeys(KERNELS, 0.0)
+        for each in seen.key_averages():
+            kind = next((kind for kind, starts in KERNELS.items() if each.key.startswith(starts)), None)
+            if kind is not None:
+                seconds[kind] += each.self_cpu_time_total / 1e6
+        told = (*seconds.values(), whole - sum(seconds.values()), pages)
+        print(f"{name:22} {whole:6.2f}" + "".join(f"{each:14.2f}" for each in told), flush=True)
+        close(method)
+
+
 def versions() -> str:
     names = ("torch", "transformers", "pfl", "flwr", "ray", "opacus")
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names if importlib.util.find_spec(name))
@@ -220,7 +254,9 @@ def main() -> None:
     parser.add_argument(
         "--sentence-batch", type=int, help="sentences of a batch of Opacus and vmap: 16, or 64 on a GPU"
     )
-    parser.add_argument("--check", action="store_true", help="compare what methods compute, and time nothing")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--check", action="store_true", help="compare what methods compute, and time nothing")
+    instead.add_argument("--profile", action="store_true", help="say where a round's CPU seconds go")
     parser.add_argument("--serve", choices=METHODS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     sentence_batch = arguments.sentence_batch or (16 if arguments.device == "cpu" else 64)
@@ -236,6 +272,8 @@ def main() -> None:
     names = [name for name in asked if installed(name)]
     if arguments.check:
         return check(names, work)
+    if arguments.profile:
+        return profile([name for name in names if not METHODS[name].apart], work)
     found = measured(names, work, options, arguments.rounds)
     peaks = {name: peak_memory(name, options) for name in names} if work.device == "cpu" else {}
     where = torch.cuda.get_device_name() if work.device == "cuda" else "one thread of a CPU"
