@@ -32,6 +32,7 @@ from uedp_ray.tasks.tag_entities import TagEntities, spans
 from uedp_ray.tasks.tags import first_pieces
 from uedp_ray.updates.base import local_update
 from uedp_ray.updates.gradient import Update
+from uedp_ray.updates.weighted import measured
 
 SETTINGS = {
     "classify": TaskConfig(kind="classify", labels=("a", "b", "c")),
@@ -90,6 +91,19 @@ def test_a_users_update_has_the_same_bits_whoever_shares_its_batches(kind, archi
     assert torch.equal(update.sum_updates(params.get(), drawn, 0), sum(alone))
     for pair in (drawn[:2], drawn[::2], drawn[1:]):
         assert torch.equal(update.sum_updates(params.get(), pair, 0), sum(alone[each.user] for each in pair))
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("architecture", ["gpt2", "awd_lstm", "bert"])
+def test_no_more_waits_for_a_sum_than_is_counted(kind, architecture):
+    """A pooler reads one position of each sentence: a view of all of them, which would stay in memory."""
+    task, model = made(kind, architecture)
+    params, texts = FlatParameters(model), some(task)
+    kept = measured(sentence_gradients(model, params, task, task.collate(texts)), params)
+    assert kept.kept
+    for each in kept:
+        room = 16 * len(texts)  # rows of what is formed are aligned
+        assert each.untyped_storage().nbytes() <= each.element_size() * (each.numel() + room)
 
 
 def test_what_has_a_number_for_each_sentence_fills_whole_vectors():

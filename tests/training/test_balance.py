@@ -231,11 +231,19 @@ class Unlike:
 
     machine: str = ""
     told: str = "NOTHING"
+    threads: int = 1
+    version: str = "5"
+    tried_out: tuple[int, ...] = ()
 
     def __call__(self, rank, reducer):
-        machine, variable = (self.machine, self.told) if rank else ("", "NOTHING")
-        with mock.patch("platform.machine", return_value=machine), mock.patch.dict("os.environ", {variable: "AVX2"}):
-            return are_alike(reducer, CPU, 2)
+        said = self if rank else Unlike()
+        with (
+            mock.patch("platform.machine", return_value=said.machine),
+            mock.patch.dict("os.environ", {said.told: "AVX2"}),
+            mock.patch("torch.__config__.parallel_info", return_value=f"{said.threads} threads"),
+            mock.patch("importlib.metadata.version", return_value=said.version),
+        ):
+            return are_alike(reducer, CPU, 2, said.tried_out)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +253,9 @@ class Unlike:
         ({"machine": "another"}, False),
         ({"told": "EDITOR"}, True),
         *(({"told": name}, False) for name in ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "NVIDIA_TF32_OVERRIDE")),
+        ({"threads": 2}, False),
+        ({"version": "6"}, False),
+        ({"tried_out": (8, 2)}, False),
     ],
     ids=str,
 )

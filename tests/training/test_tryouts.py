@@ -14,7 +14,7 @@ import torch
 
 from tests.updates.worker import Worker, make, sentences
 from uedp_ray.errors import InputError
-from uedp_ray.training import tryouts
+from uedp_ray.training import machine, tryouts
 from uedp_ray.training.tryouts import kept_in
 from uedp_ray.updates import gradient
 
@@ -65,24 +65,36 @@ def other_start(monkeypatch):
 
 
 def other_cores(monkeypatch):
-    monkeypatch.setattr(tryouts, "cores", lambda: ["flags : fpu"])
+    monkeypatch.setattr(machine, "cores", lambda: ["flags : fpu"])
 
 
 def other_version(monkeypatch):
-    monkeypatch.setattr(tryouts.metadata, "version", lambda name: "0")
+    monkeypatch.setattr(machine.metadata, "version", lambda name: "0")
 
 
 def other_source(monkeypatch):
-    monkeypatch.setattr(tryouts, "_source", lambda: "0")
+    monkeypatch.setattr(machine, "_source", lambda: "0")
 
 
 def other_kernels(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
 
 
-@pytest.mark.parametrize(
-    "change", [other_environment, other_start, other_cores, other_version, other_source, other_kernels]
+def other_threads(monkeypatch):
+    monkeypatch.setattr(torch.__config__, "parallel_info", lambda: "5 threads")
+
+
+def other_products(monkeypatch):
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+
+
+CHANGES = (
+    *(other_environment, other_start, other_cores, other_version, other_source, other_kernels, other_threads),
+    other_products,
 )
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_machine_or_version_that_differs_tries_out_anew(tmp_path, tried, monkeypatch, change):
     rows = probed(tmp_path)
     change(monkeypatch)

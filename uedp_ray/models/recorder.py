@@ -256,7 +256,7 @@ def _pieces(call: _Call, shapes: dict[str, torch.Size]) -> Iterator[_Piece]:
         ids = a.reshape(len(a), -1)
         if module.padding_idx is not None:
             b = torch.where((ids == module.padding_idx)[:, :, None], 0, b)
-        yield from (_Piece(name, "ids", ids), _Piece(name, "rows", b))
+        yield from (_Piece(name, "ids", _own(ids)), _Piece(name, "rows", _own(b)))
         return
     a = _wide(a)
     if isinstance(module, nn.LayerNorm):
@@ -269,7 +269,7 @@ def _pieces(call: _Call, shapes: dict[str, torch.Size]) -> Iterator[_Piece]:
     if scale is None and not smaller(left, right, shapes[name]):
         yield _Piece(name, "full", contracted(left, right))
         return
-    yield from (_Piece(name, "left", left), _Piece(name, "right", right))
+    yield from (_Piece(name, "left", _own(left)), _Piece(name, "right", _own(right)))
     if scale is not None:
         yield _Piece(name, "scale", scale)
 
@@ -295,3 +295,9 @@ def _generic(call: _Call, gradient: Tensor) -> dict[str, Tensor]:
 
     axes = (0, *(0 if mine else None for mine in per_sentence))
     return vmap(one, in_dims=axes)(_wide(gradient), *args)
+
+
+def _own(kept: Tensor) -> Tensor:
+    """Itself, or a copy if it would keep more in memory than its numbers: a pooler reads one position of each sentence."""
+    more = kept.untyped_storage().nbytes() > kept.numel() * kept.element_size()
+    return kept.clone() if more else kept

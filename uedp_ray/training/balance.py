@@ -15,7 +15,6 @@ whether settings, noise, text and key are the driver's.) Whoever reads the netwo
 from __future__ import annotations
 
 import heapq
-import platform
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from uedp_ray.corpus.bounds import mix64
 from uedp_ray.privacy.sampling import PoissonSampler
-from uedp_ray.training.machine import cores, told
+from uedp_ray.training.machine import kernels
 from uedp_ray.training.reduce import Reducer, is_drivers
 
 
@@ -119,17 +118,13 @@ def loads_of(
     return loads
 
 
-def are_alike(reducer: Reducer, device: torch.device, num_workers: int) -> bool:
+def are_alike(reducer: Reducer, device: torch.device, num_workers: int, tried_out: object = None) -> bool:
     """Whether all workers have the kernels of the driver, as far as they say; every worker must ask.
 
     Where they have not, what is computed of a user depends, in its last bits, on who computes it. So who does must not
-    follow from what others hold.
+    follow from what others hold. ``tried_out``: what else a worker found out of its machine (``LocalUpdate.tried_out``).
     """
-    known = (
-        (torch.__version__, torch.__config__.show(), torch.backends.cpu.get_cpu_capability()),
-        (platform.machine(), platform.processor(), platform.libc_ver(), cores(), told()),
-        torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-    )
+    known = kernels(device), tried_out
     same = torch.tensor([int(is_drivers(reducer, known, device))], device=device)
     return int(reducer.from_driver(reducer.sum_to_driver(same)).item()) == num_workers
 

@@ -21,19 +21,17 @@ import platform
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-import uedp_ray
 from uedp_ray.errors import InputError
 from uedp_ray.fields import list_of, number, record
 from uedp_ray.storage.files import make_folder, read_json, write_json
 from uedp_ray.storage.locks import lock_beside, locked
-from uedp_ray.training.machine import CPU, cores, told
+from uedp_ray.training.machine import CPU, kernels
 from uedp_ray.updates.gradient import KNOWN, Rows, Update
 
 _WAIT = 600.0
@@ -93,28 +91,15 @@ def _named(update: Update, key: str) -> str | None:
     known = all(kind.__module__.partition(".")[0] in _OURS for kind in kinds) and not any(map(_changed, modules))
     if update.device.type != "cpu" or not known or not (_BOOT.is_file() and CPU.is_file()):
         return None
-    backends, settings = torch.backends, getattr(update.model, "config", None)
+    settings = getattr(update.model, "config", None)
     parts = [
         [(type(each).__module__, type(each).__qualname__, repr(_functions(each))) for each in modules],
         [(name, str(each.dtype), each.shape, each.stride()) for name, each in _tensors(update.model)],
         repr((update.model, settings, getattr(settings, "_attn_implementation", None))),
         repr((type(update), type(update.task), update.task)),
         key,
-        _source(),
-        [(name, metadata.version(name)) for name in ("numpy", "peft", "torch", "transformers")],
-        (torch.version.git_version, torch.__config__.show(), torch.__config__.parallel_info()),
-        (platform.uname()[1:], platform.python_version(), platform.libc_ver(), _BOOT.read_text(), cores()),
-        told(),
-        (
-            backends.cpu.get_cpu_capability(),
-            backends.mkldnn.is_available() and backends.mkldnn.enabled,
-            torch.get_float32_matmul_precision(),
-            str(torch.get_default_dtype()),
-            torch.are_deterministic_algorithms_enabled(),
-            backends.cuda.flash_sdp_enabled(),
-            backends.cuda.mem_efficient_sdp_enabled(),
-            backends.cuda.math_sdp_enabled(),
-        ),
+        kernels(update.device),
+        (platform.uname()[1:], _BOOT.read_text()),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -139,12 +124,3 @@ def _of_torch(function: Any) -> bool:
     function = function.func if isinstance(function, functools.partial) else function
     compiled = isinstance(function, types.BuiltinFunctionType)
     return compiled and str(function.__module__).partition(".")[0] == "torch"
-
-
-@functools.cache
-def _source() -> str:
-    """A digest of this package."""
-    digest, root = hashlib.sha256(), Path(uedp_ray.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()

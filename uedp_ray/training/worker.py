@@ -93,7 +93,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     if not ordinary:
         update.probe()
     loads = None
-    if num_workers > 1 and not ordinary and are_alike(reducer, device, num_workers):
+    if num_workers > 1 and not ordinary and are_alike(reducer, device, num_workers, update.tried_out):
         loads = loads_of(corpus.user_offsets, prepared.tokens.offsets, prepared.sentence_weight)
     balance = Balance(loads=loads, rank=rank, num_workers=num_workers, sampler=sampler, reducer=reducer, device=device)
 

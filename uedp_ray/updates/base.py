@@ -113,6 +113,11 @@ class LocalUpdate(ABC):
             recompute_blocks(self.model)
 
     @property
+    def tried_out(self) -> object:
+        """What ``probe`` found of this machine, if a user's last bits may follow from it."""
+        return None
+
+    @property
     def isolated(self) -> Isolation:
         """Passes within it leave the network, the task and the parameters' object as they found them."""
         if self._isolation is None:

@@ -117,6 +117,11 @@ class Update(LocalUpdate):
             share = torch.cuda.get_per_process_memory_fraction(self.device)  # of trials that share a GPU: see placement
             self._most_held = max(_HELD, int(min(free, share * whole)) // 16)  # a quarter of what it may take
 
+    @property
+    def tried_out(self) -> object:
+        """Numbers of rows, by padded length."""
+        return sorted(self._rows.items())
+
     def probe(self) -> None:
         """Checks that each sentence's gradient is exact and its own, and fixes the numbers of rows in use (see ``shapes``).
 
