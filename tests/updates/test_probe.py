@@ -256,3 +256,21 @@ def test_passes_of_a_round_run_on_one_thread(monkeypatch, alone):
         assert (set(used), torch.get_num_threads()) == ({1}, 2)
     finally:
         torch.set_num_threads(here)
+
+
+@pytest.mark.parametrize("how", [{}, LOCAL_SGD])
+def test_what_was_tried_out_says_whether_another_machine_computes_the_same(how, monkeypatch):
+    """By it workers find out whether it matters who computes a user: of another version an activation is another kernel."""
+
+    def found(activation: nn.Module | None = None) -> object:
+        monkeypatch.setattr(gradient, "_PROBED", {})
+        worker = Worker(make("gpt2", training=how), sentences())
+        for block in worker.model.transformer.h if activation else ():
+            block.mlp.act = activation
+        update = worker.update()
+        assert update.tried_out is None
+        update.probe()
+        return update.tried_out
+
+    assert found() == found() is not None
+    assert how == {} or found(nn.GELU(approximate="tanh")) != found()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
+import torch
 
 from tests.updates.tiny import tiny_config
 from tests.updates.worker import VOCABULARY, Worker
@@ -62,3 +65,27 @@ def test_what_waits_is_no_more_than_was_taken(users, clip, most, monkeypatch, ke
         assert peak[0] <= update._most_waiting
         nearest = max(nearest, peak[0] / update._most_held)
     assert nearest > 1.0 or most > 5_000, "more waits than is held where memory is short"
+
+
+def test_the_largest_batch_of_each_length_passes_beside_all_that_may_wait(monkeypatch):
+    """Of some networks one of few long sentences takes most, of others one of many short ones."""
+    monkeypatch.setattr(gradient.Update, "_agreeing", lambda update, counts: dict(counts))
+    monkeypatch.setattr(gradient, "_PROBED", {})
+    waiting, beside, run = [], set(), gradient.Update._measured
+    empty = torch.empty
+
+    def made(*size, **settings):
+        found = empty(*size, **settings)
+        waiting.append((found.numel(), weakref.ref(found)))
+        return found
+
+    def passed(update, round_index, sentences, numbers, shape):
+        if any(size >= update._most_waiting > 0 and each() is not None for size, each in waiting):
+            beside.add(shape)
+        return run(update, round_index, sentences, numbers, shape)
+
+    monkeypatch.setattr(gradient.torch, "empty", made)
+    monkeypatch.setattr(gradient.Update, "_measured", passed)
+    update = Worker(config(0.1), {0: [said(3, np.random.default_rng(0))]}).update()
+    update.probe()
+    assert beside == {(rows[0], length) for length, rows in update._rows.items()}

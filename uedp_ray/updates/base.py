@@ -94,6 +94,8 @@ class LocalUpdate(ABC):
     selection only."""
     device: torch.device
     num_non_finite: int = field(default=0, init=False)
+    tried_out: object = field(default=None, init=False)
+    """What ``probe`` found of this machine: of workers that found the same, a user's update has the same bits."""
     _probed: bool = field(default=False, init=False)
     _isolation: Isolation | None = field(default=None, init=False, repr=False)
 
@@ -111,11 +113,6 @@ class LocalUpdate(ABC):
         self.model.train(self._dropout)
         if self._training.gradient_checkpointing:
             recompute_blocks(self.model)
-
-    @property
-    def tried_out(self) -> object:
-        """What ``probe`` found of this machine, if a user's last bits may follow from it."""
-        return None
 
     @property
     def isolated(self) -> Isolation:
@@ -150,6 +147,7 @@ class LocalUpdate(ABC):
         bits = [update.flatten().clone().view(torch.uint8) for _, update in updates]
         if self.plan.noised and not all(map(torch.equal, bits[:2], bits[2:])):
             raise self._unsteady("a user's update")
+        self.tried_out = [hashlib.blake2b(each.cpu().numpy().tobytes()).hexdigest() for each in bits[:2]]
         del tried, updates
         self._isolation = None  # what is put back after each user is the network as it is now, and not before all this
         self._probed = True

@@ -117,11 +117,6 @@ class Update(LocalUpdate):
             share = torch.cuda.get_per_process_memory_fraction(self.device)  # of trials that share a GPU: see placement
             self._most_held = max(_HELD, int(min(free, share * whole)) // 16)  # a quarter of what it may take
 
-    @property
-    def tried_out(self) -> object:
-        """Numbers of rows, by padded length."""
-        return sorted(self._rows.items())
-
     def probe(self) -> None:
         """Checks that each sentence's gradient is exact and its own, and fixes the numbers of rows in use (see ``shapes``).
 
@@ -149,7 +144,7 @@ class Update(LocalUpdate):
             find, possible = partial(self._agreeing, counts), partial(_possible, counts)
             found = KNOWN.get()(self, key[2], find, possible)
             _PROBED[key] = found if possible(found) else find()
-        self._rows = _PROBED[key]
+        self._rows = self.tried_out = _PROBED[key]
 
     def _check_exact(self) -> None:
         kind, here, made_up = self.plan.config.task.kind, self.params.get(), np.random.default_rng(0)
@@ -308,22 +303,25 @@ class Update(LocalUpdate):
         return Drawn.of(selection, lengths, together=self._together)
 
     def _take_memory(self, total: torch.Tensor) -> None:
-        """Takes what a round takes at most, whoever is drawn: the largest batch, and beside it what waits for its sum.
+        """Takes what a round takes at most, whoever is drawn: a batch of any length, and beside it what waits for its sum.
 
         That is ``_most_amid``, the batch that exceeds it, those of one group, and copies of what is added up at once.
         """
         alone = {length: self._made_up(length, 1) for length in self._rows}
         held = {length: each.num_held for length, each in alone.items()}
         copied = max(AT_ONCE, self._together) * max(each.num_copied for each in alone.values())
-        length, num_rows = max(((length, rows[0]) for length, rows in self._rows.items()), key=math.prod)
         largest = max(self._rows[length][0] * num for length, num in held.items())
         self._most_held = min(self._most_held, _MOST_BATCHES * largest)
         self._most_amid = self._most_held + largest  # where the first user's sentences still pass with others'
         self._most_waiting = self._most_amid + largest + most_of_group(held, self._rows, self._together)
         size = (self._most_waiting + copied) * 5 // 4  # allocators leave gaps
         waiting = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
-        batch = self._made_up(length, num_rows)
-        self._sums.add([Group([(batch, x, 1.0) for x in range(num_rows)], math.inf)], total, None)
+        for (
+            length,
+            rows,
+        ) in self._rows.items():  # attention takes more for few long sentences, logits for many short ones
+            self._made_up(length, rows[0])
+        self._sums.add([Group([(each, 0, 1.0)], math.inf) for each in alone.values()], total, None)
         del waiting
 
     def _made_up(self, length: int, rows: int) -> Measured:
