@@ -19,7 +19,7 @@ from uedp_ray.console import emit, err
 from uedp_ray.screens import screen, sweep_screen
 
 COUNTS = {"asked": 3, "done": 1, "running": 1, "stopped": 0, "failed": 1, "refused": 0}
-STATUS = COUNTS | {"wanted": 9, "under_way": 0.5, "best": None}
+STATUS = COUNTS | {"wanted": 9, "under_way": 1.0, "trained": 0.5, "whole": 9.0, "then_winner": False, "best": None}
 KINDS = ["pipe", "terminal", "full disk"]
 
 
@@ -209,15 +209,16 @@ def test_pre_training_tells_the_time_that_is_left(capfd, monkeypatch):
     assert re.fullmatch(r"pre-training step 4/10  loss 1\.000  \d+ s left", lines[1])
 
 
-def told_of(trials, monkeypatch, capfd, *, wanted=8, at=None):
+def told_of(trials, monkeypatch, capfd, *, wanted=8, at=None, winner=False):
     """The lines for a log of a search whose state is (done, running, under way), by default every hundred seconds."""
     clock = iter(at or [100.0 * place for place in range(len(trials))])
     monkeypatch.setattr(screens.time, "monotonic", lambda: next(clock))
     counts = dict.fromkeys(("stopped", "failed", "refused"), 0)
     with sweep_screen() as reporter:
         for done, running, under_way in trials:
-            now = {"asked": done + running, "done": done, "running": running, "under_way": under_way}
-            reporter.trials(counts | now | {"wanted": wanted, "best": None})
+            now = {"asked": done + running, "done": done, "running": running, "under_way": running}
+            passes = {"trained": done + under_way, "whole": wanted, "then_winner": winner}
+            reporter.trials(counts | now | passes | {"wanted": wanted, "best": None})
     return capfd.readouterr().err.splitlines()
 
 
@@ -247,6 +248,8 @@ def test_the_time_that_is_left_is_told_before_the_first_trial_ends(capfd, monkey
         "trials: 2 running of 4; about 23 min left",
         "trials: 1 done, 1 running of 4; about 9 min left",
     ]
+    states = [(0, 1, 0.0), (0, 2, 0.5)]
+    assert told_of(states, monkeypatch, capfd, wanted=4, winner=True)[1].endswith("about 12 min left, then the winner")
 
 
 def test_an_answer_that_nobody_reads_ends_with_1():

@@ -40,6 +40,16 @@ class TextError(InputError):
     """The private text does not allow it. The message may reveal something of the text: for its owner, never published."""
 
 
+_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+
+
+def is_of_memory(error: Exception) -> bool:
+    """Whether there was no memory for something, of this machine or of a GPU, as far as torch and the system say."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or any(mark in str(error).lower() for mark in _NO_MEMORY)
+
+
 def unreadable(error: OSError, field: str, value: object) -> InputError:
     """Returns the error for a file that the user named. A limit on open files is reported as such: no file is at fault."""
     if error.errno in (errno.EMFILE, errno.ENFILE):

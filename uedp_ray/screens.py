@@ -74,17 +74,17 @@ class SweepScreen(Screen):
     def __init__(self, bar: Progress, live: Live | None):
         super().__init__(bar)
         self._live, self._ended, self._timed = live, -1, False
-        # How many trials had been trained when this start began, and until when: what starting takes is no measure.
+        # What had been trained when this start began, in passes, and until when: what starting takes is no measure.
         self._first: tuple[float, float] | None = None
 
     def trials(self, status: dict[str, Any]) -> None:
-        count, now = status["asked"] - status["running"], time.monotonic()
-        trained = count + status["under_way"]
+        count, now, trained = status["asked"] - status["running"], time.monotonic(), status["trained"]
         if self._first is None or trained == self._first[0]:
             self._first = trained, now
-        new, togo = trained - self._first[0], status["wanted"] - trained
-        known = new > _ENOUGH * status["running"] and togo > 0
-        left = _left((now - self._first[1]) / new * togo) if known else ""
+        new, togo = trained - self._first[0], status["whole"] - trained
+        known = new > _ENOUGH * status["under_way"] and togo > 0
+        then = ", then the winner" if status["then_winner"] else ""
+        left = _left((now - self._first[1]) / new * togo) + then if known else ""
         if self._live is not None:
             self._live.update(Group(_status_table(status, left), self._bar))
         elif status["asked"] and (count != self._ended or (known and not self._timed)):

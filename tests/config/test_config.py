@@ -281,3 +281,12 @@ def test_a_choice_may_be_written_with_dashes_or_underscores(section, key, name):
         tree = {"privacy": {"target_epsilon": 8}, **GOOD}
         found = from_dict(RunConfig, {**tree, section: {**tree.get(section, {}), key: spelled}})
         assert getattr(getattr(found, section), key) == name
+
+
+def test_public_text_alone_is_no_public_start():
+    """A run starts from what it names. A sweep makes a model of the text first, and names it in each trial."""
+    tree = {"corpus": {"declared_num_users": 9}, "pretrain": {"text": [{"format": "text", "path": "public.txt"}]}}
+    tree["privacy"] = {"noise_multiplier": 1.0}
+    base = from_dict(RunConfig, tree)
+    named = from_dict(RunConfig, tree | {"model": {"warm_start": "public/model"}})
+    assert (base.starts_public, named.starts_public) == (False, True)

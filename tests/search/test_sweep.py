@@ -19,6 +19,7 @@ from uedp_ray.console import print_sweep
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.search import sweep as sweep_module
+from uedp_ray.search.results import progress
 from uedp_ray.search.sweep import sweep
 from uedp_ray.search.sweep_config import load_sweep_config
 
@@ -138,7 +139,23 @@ def test_progress_counts_trials_and_names_the_best_with_its_epsilon(grid):
     assert seen[-1]["wanted"] == 4
     assert {key: seen[-1][key] for key in answer["counts"]} == answer["counts"]
     assert seen[-1]["best"]["epsilon"] == answer["best"]["epsilon"]["user-entity"]
-    assert any(status["running"] and 0 < status["under_way"] < status["running"] for status in seen)
+    assert any(0 < status["trained"] < status["whole"] for status in seen)
+    assert (seen[-1]["trained"], seen[-1]["under_way"]) == (pytest.approx(seen[-1]["whole"]), 0)
+
+
+def test_progress_is_told_in_passes_as_some_trials_take_more_than_others(grid):
+    _, config, answer, _ = grid
+    share, done = config.base.privacy.user_sampling_prob, answer["trials"][1]
+    rows = [
+        done | {"rounds": 10, "planned_rounds": 10},
+        done | {"state": "stopped", "rounds": 5, "planned_rounds": 20},
+        done | {"state": "running", "rounds": 20, "planned_rounds": 60},
+    ]
+    told = progress(rows, 5, config)
+    assert told["trained"] == pytest.approx((10 + 5 + 20) * share)
+    assert told["under_way"] == pytest.approx(60 * share)
+    assert told["whole"] == pytest.approx((10 + 5 + 60 + 2 * (10 + 20 + 60) / 3) * share), "two are not asked for yet"
+    assert told["then_winner"] is False
 
 
 def test_a_finished_sweep_resumes_to_the_same_answer_and_nothing_else_takes_its_place(grid, corpora, tmp_path):

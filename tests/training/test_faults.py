@@ -14,10 +14,12 @@ import yaml
 from tests.training.runs import TREE, events, run_config, run_tree
 from uedp_ray.console import Lines, refuse_short
 from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.models.saved import said_by_transformers
 from uedp_ray.training import host
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import Patience, train
+from uedp_ray.training.placement import warn_of_cores
 
 MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
@@ -52,6 +54,32 @@ def test_memory_is_the_users(error):
     assert type(told(error)) is InputError
     assert str(told(error)).startswith("training.batch_tokens = 4096: ")
     assert "ran out of memory: lower it" in str(told(error))
+
+
+@pytest.mark.parametrize("error", MEMORY[1:], ids=lambda error: str(error)[:30])
+def test_a_model_that_does_not_fit_is_not_a_bad_folder(error):
+    with pytest.raises(InputError) as raised, said_by_transformers("model.path", "llama"):
+        raise error
+    assert str(raised.value).startswith("model.path = 'llama': the machine ran out of memory as it read the model: ")
+    with (
+        pytest.raises(InputError, match="transformers loads no language model"),
+        said_by_transformers("model.path", "x"),
+    ):
+        raise OSError("no file of weights")
+
+
+def test_more_workers_than_cores_are_told_of_where_this_machine_is_alone(monkeypatch):
+    here, said = {"NodeManagerAddress": "10.0.0.1", "Alive": True}, []
+    reporter = SimpleNamespace(say=said.append)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
+    for nodes, workers in (([here], 2), ([here, here | {"NodeManagerAddress": "10.0.0.2"}], 9), ([here], 9)):
+        monkeypatch.setattr("ray.nodes", lambda nodes=nodes: nodes)
+        warn_of_cores(workers, reporter)
+    (caution,) = said
+    assert caution.startswith(
+        "caution: 9 workers share the 2 cores of this machine, and are slower than 2: lower --workers"
+    )
 
 
 @pytest.mark.parametrize("error", DEVICE, ids=lambda error: str(error)[:30])

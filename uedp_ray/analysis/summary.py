@@ -98,7 +98,7 @@ def warnings(sweep: Sweep) -> list[str]:
     if caution := sweep.metric.worthless(sweep.best or {}):
         found.append(f"For scale: {caution}.")
     found += [pair["text"] for pair in sweep.agreement if disagree(pair)]
-    public = sweep.sweep_config.base.starts_public
+    public = sweep.sweep_config.starts_public
     if sweep.finished and (caution := sweep.metric.gained_nothing(sweep.best or {}, public=public)):
         found.append(_sentence(caution))
     return found

@@ -306,13 +306,15 @@ def _print(answer: dict[str, Any]) -> None:
 def _time(answer: dict[str, Any]) -> str:
     if answer["expected_seconds"] is None:
         return (
-            "Expected time: give --tokens-per-second, which train prints at its end, and corpus.declared_num_tokens. "
-            "Made-up text shows the speed, as a few rounds of your own would have to be paid for: "
-            "--set 'corpus.source={format: synthetic, num_users: 50}' --set training.passes=null --set training.num_rounds=3"
+            "Expected time: give --tokens-per-second, which train prints at its end, and corpus.declared_num_tokens, words. "
+            "Made-up text shows the speed, as a few rounds of your own would have to be paid for: run it (of a sweep: a run "
+            "file of its base) with "
+            "--set 'corpus.source={format: synthetic, num_users: 50}' --set training.passes=null --set training.num_rounds=9"
         )
     runs = answer["runs"]
-    one_by_one = f", {runs} runs one after another" if runs > 1 else ""
-    return f"Expected time: {timedelta(seconds=round(answer['expected_seconds']))}{one_by_one}."
+    of_runs = f", {runs} runs one after another, each of the file's own passes" if runs > 1 else ""
+    beside = "start, public training and evaluations not counted"
+    return f"Expected time: {timedelta(seconds=round(answer['expected_seconds']))}{of_runs}; {beside}."
 
 
 _OWN = " (this file)"

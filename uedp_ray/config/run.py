@@ -280,11 +280,9 @@ class RunConfig:
 
     @property
     def starts_public(self) -> bool:
-        """Whether there is a public model before training, with words of its own."""
-        if self.model.warm_start:
-            return True
-        public = self.pretrain.text or self.model.architecture == "pretrained"
-        return bool(public) and self.words.kind != "noisy-threshold"
+        """Whether training starts from a public model, with words of its own. ``pretrain.text`` alone makes none."""
+        pretrained = self.model.architecture == "pretrained" and self.words.kind != "noisy-threshold"
+        return bool(self.model.warm_start) or pretrained
 
     @property
     def entity_clip_norm(self) -> float:

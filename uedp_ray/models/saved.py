@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from uedp_ray.errors import InputError, one_line
+from uedp_ray.errors import InputError, is_of_memory, one_line
 from uedp_ray.fields import string
 from uedp_ray.models.architecture import OwnNetwork, own_network
 from uedp_ray.models.heads import CLASSES, saved_kind
@@ -276,9 +276,10 @@ def said_by_transformers(field: str, path: str) -> Iterator[None]:
     """Turns any error that a folder causes in transformers into an InputError that says what it was."""
     try:
         yield
-    except MemoryError:
-        raise
     except Exception as error:  # OSError, ValueError, KeyError, ImportError, SafetensorError, and what a file leads to
+        if is_of_memory(error):
+            remedy = "give it more, choose a smaller model, or set model.base_dtype: bf16 if only adapters are trained"
+            raise InputError(field, path, f"the machine ran out of memory as it read the model: {remedy}") from error
         remedy = f"transformers loads no language model from here ({said(error)}): give a folder with config.json"
         raise InputError(field, path, f"{remedy} and safetensors, or a hub name while online") from error
 

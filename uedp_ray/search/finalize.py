@@ -112,7 +112,7 @@ def _answered(config: SweepConfig, folder: SweepDir) -> dict[str, Any]:
     answer = {"metric": config.metric.name} | answer  # a file of an earlier version has none
     best: dict[str, Any] = answer["best"] or {}
     weak = weakness(best.get("epsilon_with_choice") or math.inf)
-    answer["cautions"] = weak + config.metric.cautions(best, public=config.base.starts_public)
+    answer["cautions"] = weak + config.metric.cautions(best, public=config.starts_public)
     return answer | {"sweep_dir": address, "export": f"uedp-ray export {shlex.quote(address)} --out DIR"}
 
 

@@ -50,11 +50,11 @@ def public_scores(config: SweepConfig, folder: SweepDir, beside: Beside, reporte
     folder.storage.get(folder.public_scores)
     if folder.public_scores.exists():
         return _read(config, folder)
-    bases = {proxy: trial_base(config, folder, proxy).base for proxy in config.proxy_names}
-    if not all(base.starts_public for base in bases.values()):
+    sweeps = {proxy: trial_base(config, folder, proxy) for proxy in config.proxy_names}
+    if not all(sweep.starts_public for sweep in sweeps.values()):
         return PublicScores()
     reporter.say("scoring the public model")
-    rows = {proxy: beside.run(_scored_row, base, folder) for proxy, base in bases.items()}
+    rows = {proxy: beside.run(_scored_row, sweep.base, folder) for proxy, sweep in sweeps.items()}
     held_out = None
     if config.search.rule == "public":
         held_out = beside.run(_scored_row, prepared(config.base, folder, folder.private / "winner"), folder)

@@ -25,6 +25,7 @@ from uedp_ray.errors import InputError
 from uedp_ray.fields import Check, list_of, number, record, string
 from uedp_ray.privacy.events import charges, epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
+from uedp_ray.privacy.selection import TRAINS_ANEW
 from uedp_ray.search.columns import COLUMNS, columns_of
 from uedp_ray.search.layout import SweepDir, trial_id
 from uedp_ray.search.proxies import by_seed, of_each, score_of
@@ -314,14 +315,27 @@ def count_states(rows: list[Row]) -> dict[str, int]:
 def progress(rows: list[Row], wanted: int, sweep: SweepConfig) -> dict[str, Any]:
     """Returns what the live line shows of a search for so many trials: their states, and the best so far.
 
-    ``under_way``: how much of the running trials is trained, in trials; of each, only its first run is known.
+    In passes over the text, of which trials take more or less: ``under_way``, of the trials that run; ``trained``, of them
+    and of those that ended, though of a trial that runs only its first run is known; ``whole``, of all that are wanted.
+    ``then_winner``: whether a winner is trained after them.
     """
-    metric = sweep.metric
+    metric, runs = sweep.metric, len(sweep.suffixes)
     found = best(rows, metric)
-    running = sum(row["rounds"] / row["planned_rounds"] for row in rows if row["state"] == "running")
+    passes = [
+        ((row["rounds"] or 0) * share, (row["planned_rounds"] or 0) * share, row["state"] == "running")
+        for row in rows
+        for share in [share_of(sweep.parsed_space.at(row), sweep.base)]
+    ]
+    ended, begun = (sum(done for done, _, running in passes if running == each) for each in (False, True))
+    under_way = sum(planned for _, planned, running in passes if running)
+    planned = [planned for _, planned, _ in passes if planned]
+    usual = sum(planned) / len(planned) if planned else 0.0
     return {
         **count_states(rows),
         "wanted": wanted,
-        "under_way": running / len(sweep.suffixes),
+        "under_way": under_way,
+        "trained": ended + begun / runs,
+        "whole": ended + under_way + usual * max(0, wanted - len(rows)),
+        "then_winner": sweep.search.rule in TRAINS_ANEW,
         "best": found and {key: found[key] for key in ("trial", *metric.names, *metric.references, "epsilon", "unit")},
     }

@@ -223,6 +223,12 @@ class SweepConfig:
         return metric_of(self.base)
 
     @property
+    def starts_public(self) -> bool:
+        """Whether trials start from a public model: one that is named, or that the search makes of ``pretrain.text``."""
+        made = bool(self.base.pretrain.text) and self.base.words.kind != "noisy-threshold"
+        return self.base.starts_public or made
+
+    @property
     def device(self) -> str:
         """``training.device`` of all trials; ``auto`` where it is searched and some may use a GPU."""
         device = self.base.training.device

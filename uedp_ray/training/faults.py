@@ -20,16 +20,14 @@ Errors of the network between workers (NCCL, gloo) are not among them: they are 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from uedp_ray.errors import DeviceError, InputError
+from uedp_ray.errors import DeviceError, InputError, is_of_memory
 from uedp_ray.updates.base import UNORDERED
 
-_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
 _BROKEN = ("CUDA error", "CUDA driver error", "cuDNN error", "CUDNN_STATUS", "CUBLAS_STATUS", "device-side assert")
 
 
@@ -49,7 +47,7 @@ def _users_error(error: Exception, setting: str, value: object) -> InputError | 
     text = str(error)
     if isinstance(error, InputError | torch.distributed.DistError):
         return None
-    if _is_of_memory(error, text.lower()):
+    if is_of_memory(error) or isinstance(error, torch.OutOfMemoryError):
         where = "the GPU" if "cuda" in text.lower() else "this machine"
         remedy = f"{where} ran out of memory: lower it, use a smaller model, or give it more memory; --resume continues"
         return InputError(setting, value, remedy)
@@ -62,11 +60,3 @@ def _users_error(error: Exception, setting: str, value: object) -> InputError | 
         remedy = "a kernel of this network adds in no fixed order on a GPU, so no bound holds: train on cpu"
         return InputError("training.device", "cuda", remedy)
     return None
-
-
-def _is_of_memory(error: Exception, text: str) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(mark in text for mark in _NO_MEMORY)

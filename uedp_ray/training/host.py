@@ -37,7 +37,7 @@ from uedp_ray.storage.open import open_storage
 from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.checkpoint import kept_rounds
 from uedp_ray.training.faults import blamed
-from uedp_ray.training.placement import check_workers, cpus_for, gpus_for, in_session, pick_device
+from uedp_ray.training.placement import check_workers, cpus_for, gpus_for, in_session, pick_device, warn_of_cores
 from uedp_ray.training.reduce import DistributedReducer, LocalReducer
 from uedp_ray.training.rundir import COMMIT, RunDir
 from uedp_ray.training.setup import prepare_run
@@ -233,6 +233,7 @@ def _train_on_ray(
 
     with ray_session(num_workers):
         _free(run)
+        warn_of_cores(num_workers, reporter)
         gpus = _gpus_of_worker(config, num_workers, gpus, reporter)
         cpus = cpus or cpus_for(num_workers, gpus)
         scaling = ScalingConfig(

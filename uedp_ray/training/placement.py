@@ -94,6 +94,16 @@ def gpus_for(wanted: str, num_workers: int, reporter: Reporter, doing: str = "tr
     return 0
 
 
+def warn_of_cores(num_workers: int, reporter: Reporter) -> None:
+    """Tells of more workers than cores where Ray has this machine alone: it takes any number there."""
+    import ray
+
+    cores, nodes = os.cpu_count() or 1, [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+    if num_workers > cores and nodes == [ray.util.get_node_ip_address()]:
+        more = f"{num_workers} workers share the {cores} cores of this machine"
+        reporter.say(f"caution: {more}, and are slower than {cores}: lower --workers, or training.num_workers")
+
+
 def cpus_for(num_workers: int, gpus: float) -> int:
     """CPUs of a worker, as many as let all workers fit: it has as many threads, so an idle core is wasted.
 

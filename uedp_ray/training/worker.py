@@ -140,7 +140,8 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     if reducer.is_driver:
         driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
         if config.corpus.source.format == "synthetic":
-            driver.num_tokens = int(prepared.tokens.lengths.sum())
+            cut = config.words.kind in ("public-subwords", "tokenizer")
+            driver.num_tokens = round(prepared.tokens.lengths.sum() / (_PIECES_OF_A_WORD if cut else 1.0))
         driver.resume()
     if shared:
         calls.number(_READY)
@@ -188,6 +189,8 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         driver.finish()
 
 
+_PIECES_OF_A_WORD = 1.5
+"""Of everyday text, where words are cut into pieces: speeds are in words, as ``corpus.declared_num_tokens`` is."""
 _READY = 0
 """Sent when the driver needs the others no more, for now."""
 
