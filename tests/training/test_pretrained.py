@@ -18,6 +18,7 @@ from uedp_ray import export
 from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import save_model
+from uedp_ray.training.checks import check_model
 from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
@@ -143,6 +144,28 @@ def test_a_base_that_is_held_in_bfloat16_trains_and_is_handed_on_whole(precision
     by_hand = hand_perplexity(written.eval(), tokenizer, corpora, 12, tokenizer.convert_tokens_to_ids("<s>"))
     assert result["perplexity"] == pytest.approx(by_hand, rel=1e-5 if precision == "float32" else 0.02)
     assert predict(tmp_path / "warm", ["once"]) == predict(tmp_path / "out", ["once"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "bytes_each", "remedy"),
+    [
+        ({"trainable": "full"}, 12, "choose a smaller model$"),
+        ({"trainable": "lora"}, 4, "choose a smaller model, or set model.base_dtype: bf16$"),
+        ({"trainable": "lora", "base_dtype": "bf16"}, 2, "choose a smaller model$"),
+    ],
+)
+def test_a_model_beyond_this_machine_is_refused_before_it_is_read(
+    small, corpora, monkeypatch, settings, bytes_each, remedy
+):
+    model = {"architecture": "pretrained", "path": str(small), "max_length": 12, **settings}
+    config = run_config(corpora, model=model, vocabulary={})
+    numbers = sum(each.numel() for each in AutoModelForCausalLM.from_pretrained(small).parameters())
+    of_machine = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": numbers * bytes_each}
+    monkeypatch.setattr("os.sysconf", of_machine.__getitem__)
+    check_model(config)
+    of_machine["SC_PHYS_PAGES"] -= 1
+    with pytest.raises(InputError, match=f"model.path = .*its parameters would take .*{remedy}"):
+        check_model(config)
 
 
 def test_without_a_tokenizer_beside_it_one_is_asked_for(small, corpora, tmp_path):

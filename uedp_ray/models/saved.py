@@ -200,7 +200,7 @@ def unfilled(hub: Any) -> nn.Module:
 def check_whole(folder: Path) -> None:
     """Raises InputError if no network is saved in ``folder``, or not all of its weights are. They are counted, not read."""
     hub, stored = _read(folder)
-    if sum(stored) < max(1, _size(hub)[0]):  # a tied matrix is stored once, and counted once
+    if sum(stored) < max(1, size_of(hub)[0]):  # a tied matrix is stored once, and counted once
         raise _not_read("model", folder, "weights are missing")
 
 
@@ -255,13 +255,13 @@ def check_filled(folder: Path, hub: Any, stored: list[int]) -> None:
         return
     own = own_network(hub.model_type)
     layers = own.num_layers(hub) if own is not None else getattr(hub, "num_hidden_layers", 0)
-    parameters, buffers = (layers, 0) if isinstance(layers, int) and layers > len(stored) else _size(hub)
+    parameters, buffers = (layers, 0) if isinstance(layers, int) and layers > len(stored) else size_of(hub)
     most = max(len(stored), 2 * sum(stored))  # a tied matrix is stored once
     if parameters > most or buffers > max(_BUFFERS, 4 * most):
         raise InputError("config.json", str(folder / "config.json"), f"does not match the weights: {_OWN}")
 
 
-def _size(hub: Any) -> tuple[int, int]:
+def size_of(hub: Any) -> tuple[int, int]:
     """How many parameters a network has, and bytes of buffers; zeros for one that cannot be built without its values."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):

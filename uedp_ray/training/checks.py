@@ -50,6 +50,7 @@ from uedp_ray.errors import InputError, one_line
 from uedp_ray.models.architecture import DROPOUTS, SHAPE, architecture
 from uedp_ray.models.build import check_head, check_start_fits, check_targets, pretraining_head
 from uedp_ray.models.pretrained import check_fits, pretrained_config, settings_of
+from uedp_ray.models.saved import size_of
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.tasks.base import Head, task_of
 from uedp_ray.tasks.tags import Tagging
@@ -163,12 +164,24 @@ def check_size(model: ModelConfig) -> None:
     """Raises InputError if one part of the network alone exceeds this machine's memory, and everything is to run here."""
     if elsewhere():
         return
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name, (part, numbers) in architecture(model.architecture).largest(model).items():
-        if numbers * _BYTES > memory:
-            takes = f"{part} would take {numbers * _BYTES / 2**30:,.0f} GiB in training"
-            remedy = f"{takes}, of this machine's {memory / 2**30:,.0f}: lower it"
-            raise InputError(f"model.{name}", getattr(model, name), remedy)
+        if over := _over_memory(part, numbers * _BYTES):
+            raise InputError(f"model.{name}", getattr(model, name), f"{over}: lower it")
+
+
+def _check_pretrained_size(model: ModelConfig, hub: Any) -> None:
+    """The same of a pretrained network, which is read as a whole. ``hub``: its settings."""
+    held = 2 if model.base_dtype == "bf16" else 4
+    numbers, _ = (0, 0) if elsewhere() else size_of(hub)
+    if over := _over_memory("its parameters", numbers * (_BYTES if model.trainable == "full" else held)):
+        smaller = ", or set model.base_dtype: bf16" if model.trainable == "lora" and held == 4 else ""
+        raise InputError("model.path", model.path, f"{over}: choose a smaller model{smaller}")
+
+
+def _over_memory(part: str, num_bytes: int) -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    told = f"{part} would take {num_bytes / 2**30:,.0f} GiB in training, of this machine's {memory / 2**30:,.0f}"
+    return told if num_bytes > memory else ""
 
 
 def check_model(config: RunConfig, *, start: bool = True, head: Head | None = None) -> None:
@@ -183,6 +196,7 @@ def check_model(config: RunConfig, *, start: bool = True, head: Head | None = No
     hub = pretrained_config(config.model) if config.model.architecture == "pretrained" else None
     vocabulary = _vocabulary(config)
     if hub is not None:
+        _check_pretrained_size(config.model, hub)
         rows = getattr(hub, "vocab_size", None)
         if vocabulary is not None and rows and not config.vocabulary.replace_embeddings:
             check_fits(config.model, rows, vocabulary.size)
