@@ -256,7 +256,7 @@ def main() -> None:
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--check", action="store_true", help="compare what methods compute, and time nothing")
-    instead.add_argument("--profile", action="store_true", help="say where a round's CPU seconds go")
+    instead.add_argument("--profile", action="store_true", help="say where a round's seconds go")
     parser.add_argument("--serve", choices=METHODS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     sentence_batch = arguments.sentence_batch or (16 if arguments.device == "cpu" else 64)

@@ -1,7 +1,7 @@
 """Times the parts of a run's rounds with one worker and with several, each a process of Ray Train with one thread.
 
     python benchmarks/workers.py [--workers 1 2] [--nodes 4] [--users 200] [--rounds 4] [--hidden 128] [--layers 2]
-        [--evaluate-every 1] [--aggregation auto]
+        [--evaluate-every 1] [--aggregation auto] [--into FOLDER]
 
 One run for each number of workers, of the same made-up text, samples and noise (``privacy.test_noise_seed``), and one on as
 many Ray nodes as asked for, each of one CPU and one worker; 0 leaves that out. The first round, which warms up, does not

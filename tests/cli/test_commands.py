@@ -214,6 +214,11 @@ def test_plan_reads_no_text_and_writes_a_file_that_it_plans_again(answer, refuse
     assert (code, out.count("(this file)")) == (0, 1)
     assert "composition" in out
     assert "Expected time: give --tokens-per-second, which train prints at its end" in out
+    cohort = tree["privacy"]["user_sampling_prob"] * tree["corpus"]["declared_num_users"]
+    made_up, share = re.search(r"num_users: (\d+)}' --set privacy.user_sampling_prob=(\S+) ", out).groups()
+    assert int(made_up) * float(share) == pytest.approx(cohort, rel=1e-2), "a round as large as the run's"
+    code, out, _ = command("plan", file, "--trials", 2, "--tokens-per-second", 1000)
+    assert re.search(r"^Expected time: .*; start, public training and evaluations not counted\.$", out, re.M)
     code, out, _ = command("plan", file, "--trials", 300)
     pilots = next(line for line in out.splitlines() if line.startswith("pilots"))
     assert code == 0

@@ -151,11 +151,14 @@ def test_progress_is_told_in_passes_as_some_trials_take_more_than_others(grid):
         done | {"state": "stopped", "rounds": 5, "planned_rounds": 20},
         done | {"state": "running", "rounds": 20, "planned_rounds": 60},
     ]
-    told = progress(rows, 5, config)
+    told = progress(rows, 5, config, count_refused=True)
     assert told["trained"] == pytest.approx((10 + 5 + 20) * share)
-    assert told["under_way"] == pytest.approx(60 * share)
-    assert told["whole"] == pytest.approx((10 + 5 + 60 + 2 * (10 + 20 + 60) / 3) * share), "two are not asked for yet"
+    assert told["under_way"] == pytest.approx(60 / 2 * share), "those before trained half of what they planned"
+    assert told["whole"] == pytest.approx((10 + 5 + 30 + 2 * 15) * share), "two are not asked for yet"
     assert told["then_winner"] is False
+    refused = done | {"state": "refused", "rounds": None, "planned_rounds": None}
+    whole = [progress([*rows, refused], 5, config, count_refused=each)["whole"] for each in (True, False)]
+    assert whole == pytest.approx([60 * share, 75 * share]), "another takes its place, unless points are fixed"
 
 
 def test_a_finished_sweep_resumes_to_the_same_answer_and_nothing_else_takes_its_place(grid, corpora, tmp_path):

@@ -273,4 +273,4 @@ def test_what_was_tried_out_says_whether_another_machine_computes_the_same(how, 
         return update.tried_out
 
     assert found() == found() is not None
-    assert how == {} or found(nn.GELU(approximate="tanh")) != found()
+    assert found(nn.GELU(approximate="tanh")) != found()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -303,13 +304,23 @@ def _print(answer: dict[str, Any]) -> None:
         typer.echo(f"Written, as chosen (*: {draws}), without comments: {answer['written']}")
 
 
+_MOST_MADE_UP = 1000
+"""Users whose text shows the speed of rounds: it takes seconds to make up."""
+
+
 def _time(answer: dict[str, Any]) -> str:
     if answer["expected_seconds"] is None:
+        own = next(
+            (row for row in answer["mechanisms"] if row["asked"]), {"expected_cohort": 20, "user_sampling_prob": 0.1}
+        )
+        cohort, declared = own["expected_cohort"], own["expected_cohort"] / own["user_sampling_prob"]
+        users = math.ceil(min(declared, _MOST_MADE_UP, max(2 * cohort, 50)))
         return (
-            "Expected time: give --tokens-per-second, which train prints at its end, and corpus.declared_num_tokens, words. "
-            "Made-up text shows the speed, as a few rounds of your own would have to be paid for: run it (of a sweep: a run "
-            "file of its base) with "
-            "--set 'corpus.source={format: synthetic, num_users: 50}' --set training.passes=null --set training.num_rounds=9"
+            "Expected time: give --tokens-per-second, which train prints at its end, and how many words there are, as "
+            "corpus.declared_num_tokens. Made-up text shows the speed (a few rounds of your own would have to be paid for): "
+            f"run the file (of a sweep: its base) with --set 'corpus.source={{format: synthetic, num_users: {users}}}' "
+            f"--set privacy.user_sampling_prob={min(1.0, cohort / users):.3g} "
+            "--set training.passes=null --set training.num_rounds=9"
         )
     runs = answer["runs"]
     of_runs = f", {runs} runs one after another, each of the file's own passes" if runs > 1 else ""

@@ -138,9 +138,9 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> nn.Modul
         model = _filled(folder, hub, dtype).eval()
         with torch.no_grad():  # settings may be wrong in ways that only a pass shows
             model(input_ids=torch.zeros((1, min(2, longest_input(model) or 2)), dtype=torch.long))
-    except MemoryError:
-        raise
     except Exception as error:  # transformers, safetensors and torch: whatever a damaged file leads to
+        if is_of_memory(error):
+            raise
         raise _not_read("model", folder, type(error).__name__) from error
     return model
 

@@ -10,6 +10,7 @@ Scores are of released models on evaluation text; everything here is as public a
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -312,30 +313,32 @@ def count_states(rows: list[Row]) -> dict[str, int]:
     }
 
 
-def progress(rows: list[Row], wanted: int, sweep: SweepConfig) -> dict[str, Any]:
+def progress(rows: list[Row], wanted: int, sweep: SweepConfig, *, count_refused: bool) -> dict[str, Any]:
     """Returns what the live line shows of a search for so many trials: their states, and the best so far.
 
     In passes over the text, of which trials take more or less: ``under_way``, of the trials that run; ``trained``, of them
-    and of those that ended, though of a trial that runs only its first run is known; ``whole``, of all that are wanted.
+    and of those that ended, though of a trial that runs only its first run is known; ``whole``, of all that are wanted:
+    the others are supposed to be as those, and stopped as early. ``count_refused``: whether a refused one is wanted.
     ``then_winner``: whether a winner is trained after them.
     """
     metric, runs = sweep.metric, len(sweep.suffixes)
     found = best(rows, metric)
-    passes = [
-        ((row["rounds"] or 0) * share, (row["planned_rounds"] or 0) * share, row["state"] == "running")
-        for row in rows
-        for share in [share_of(sweep.parsed_space.at(row), sweep.base)]
-    ]
-    ended, begun = (sum(done for done, _, running in passes if running == each) for each in (False, True))
-    under_way = sum(planned for _, planned, running in passes if running)
-    planned = [planned for _, planned, _ in passes if planned]
-    usual = sum(planned) / len(planned) if planned else 0.0
+    asked = [row for row in rows if row["state"] != "refused"]
+    shares = [share_of(sweep.parsed_space.at(row), sweep.base) for row in asked]
+    trained = [(row["rounds"] or 0) * share for row, share in zip(asked, shares, strict=True)]
+    planned = [(row["planned_rounds"] or 0) * share for row, share in zip(asked, shares, strict=True)]
+    runs_now = [row["state"] == "running" for row in asked]
+    begun, under_way = (sum(itertools.compress(each, runs_now)) for each in (trained, planned))
+    ended, of_plan = sum(trained) - begun, sum(planned) - under_way
+    to_train = max(begun, under_way * (ended / of_plan if ended and of_plan else 1.0))
+    to_come = max(0, wanted - len(rows if count_refused else asked))
+    usual = (ended + to_train) / len(asked) if asked else 0.0
     return {
         **count_states(rows),
         "wanted": wanted,
-        "under_way": under_way,
+        "under_way": to_train,
         "trained": ended + begun / runs,
-        "whole": ended + under_way + usual * max(0, wanted - len(rows)),
+        "whole": ended + to_train + usual * to_come,
         "then_winner": sweep.search.rule in TRAINS_ANEW,
         "best": found and {key: found[key] for key in ("trial", *metric.names, *metric.references, "epsilon", "unit")},
     }

@@ -9,6 +9,7 @@ Everything can be killed: the state is in the study's journal and each trial's o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -29,7 +30,7 @@ from uedp_ray.search.preflight import Node, check_cluster
 from uedp_ray.search.proxies import searched_bases
 from uedp_ray.search.public_model import public_scores
 from uedp_ray.search.remote import Beside, workers_of_winner
-from uedp_ray.search.results import Rows, progress, read_columns, write_table
+from uedp_ray.search.results import Row, Rows, progress, read_columns, write_table
 from uedp_ray.search.searcher import StudySearcher
 from uedp_ray.search.selection_cost import allowance_of, announced, charged_runs, fix_terms, planned_points
 from uedp_ray.search.shared import prepare_shared
@@ -242,7 +243,8 @@ def _search(
     left = wanted - study.ended(count_refused=fixed)
     if left <= 0:
         return
-    changed = _on_change(study, rows, config, folder, wanted, reporter)
+    told = functools.partial(progress, wanted=wanted, sweep=config, count_refused=fixed)
+    changed = _on_change(study, rows, config, folder, told, reporter)
     gpus, at_once = _check_room(config, folder, left, beside.open(), reporter)
     copy = "winner/private" if config.search.rule == "public" else f"{folder.corpora().name}/private"
     with copies_told(folder.private, reporter, copy, unless=lambda: bool(folder.started_runs())):
@@ -289,7 +291,12 @@ def _check_room(
 
 
 def _on_change(
-    study: Study, rows: Rows, config: SweepConfig, folder: SweepDir, wanted: int, reporter: Reporter
+    study: Study,
+    rows: Rows,
+    config: SweepConfig,
+    folder: SweepDir,
+    told: Callable[[list[Row]], dict[str, Any]],
+    reporter: Reporter,
 ) -> Callable[[], None]:
     """Returns what is called after every change: it writes the table as trials end, and reports the state.
 
@@ -313,6 +320,6 @@ def _on_change(
             ended[0] = count
             write_table(now, config, folder.table)
             folder.storage.publish(folder.table)
-        reporter.trials(progress(now, wanted, config))
+        reporter.trials(told(now))
 
     return changed

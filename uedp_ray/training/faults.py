@@ -47,7 +47,7 @@ def _users_error(error: Exception, setting: str, value: object) -> InputError | 
     text = str(error)
     if isinstance(error, InputError | torch.distributed.DistError):
         return None
-    if is_of_memory(error) or isinstance(error, torch.OutOfMemoryError):
+    if is_of_memory(error):
         where = "the GPU" if "cuda" in text.lower() else "this machine"
         remedy = f"{where} ran out of memory: lower it, use a smaller model, or give it more memory; --resume continues"
         return InputError(setting, value, remedy)

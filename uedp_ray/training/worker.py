@@ -140,8 +140,8 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     if reducer.is_driver:
         driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
         if config.corpus.source.format == "synthetic":
-            cut = config.words.kind in ("public-subwords", "tokenizer")
-            driver.num_tokens = round(prepared.tokens.lengths.sum() / (_PIECES_OF_A_WORD if cut else 1.0))
+            pieces = _PIECES_OF_A_WORD if vocabulary.unk_id is None else 1.0
+            driver.num_tokens = round(prepared.tokens.lengths.sum() / pieces)
         driver.resume()
     if shared:
         calls.number(_READY)

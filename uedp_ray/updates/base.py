@@ -147,7 +147,7 @@ class LocalUpdate(ABC):
         bits = [update.flatten().clone().view(torch.uint8) for _, update in updates]
         if self.plan.noised and not all(map(torch.equal, bits[:2], bits[2:])):
             raise self._unsteady("a user's update")
-        self.tried_out = [hashlib.blake2b(each.cpu().numpy().tobytes()).hexdigest() for each in bits[:2]]
+        self.tried_out = digest_of(bits[:2])
         del tried, updates
         self._isolation = None  # what is put back after each user is the network as it is now, and not before all this
         self._probed = True
@@ -303,6 +303,14 @@ def exact_arithmetic(device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True)
+
+
+def digest_of(tensors: Iterable[torch.Tensor]) -> str:
+    """A digest of their bits."""
+    digest = hashlib.blake2b()
+    for each in tensors:
+        digest.update(each.contiguous().flatten().view(torch.uint8).cpu().numpy().data)
+    return digest.hexdigest()
 
 
 def seed_of(*address: int) -> int:

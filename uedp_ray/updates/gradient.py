@@ -27,6 +27,7 @@ Sentences of several users share batches, of shapes in which a sentence's gradie
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,13 +41,13 @@ import numpy as np
 import torch
 
 from uedp_ray.config.choices import KEEPING_USERS_APART
-from uedp_ray.errors import InputError
+from uedp_ray.errors import InputError, is_of_memory
 from uedp_ray.models.architecture import architecture
 from uedp_ray.models.gradients import InexactError, SentenceGradients, check_exact, sentence_gradients
 from uedp_ray.models.masks import MaskedRows, MaskSeeds, PerSentenceMasks
 from uedp_ray.plan import UserSelection
 from uedp_ray.tasks.base import Task
-from uedp_ray.updates.base import UNORDERED, LocalUpdate, seed_of
+from uedp_ray.updates.base import UNORDERED, LocalUpdate, digest_of, seed_of
 from uedp_ray.updates.batches import Batch, Batches, Drawn, most_of_group
 from uedp_ray.updates.shapes import (
     agreeing_rows,
@@ -144,7 +145,7 @@ class Update(LocalUpdate):
             find, possible = partial(self._agreeing, counts), partial(_possible, counts)
             found = KNOWN.get()(self, key[2], find, possible)
             _PROBED[key] = found if possible(found) else find()
-        self._rows = self.tried_out = _PROBED[key]
+        self._rows = _PROBED[key]
 
     def _check_exact(self) -> None:
         kind, here, made_up = self.plan.config.task.kind, self.params.get(), np.random.default_rng(0)
@@ -165,10 +166,8 @@ class Update(LocalUpdate):
                 f"gives each sentence its own; if it does, freeze more of {error.value} (model.trainable), or choose another"
             )
             raise InputError("task.kind", kind, remedy) from error
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
-            if UNORDERED in str(error):
+            if UNORDERED in str(error) or is_of_memory(error):
                 raise
             remedy = (
                 "its per-sentence gradients cannot be computed: train less of it (model.trainable), or choose another"
@@ -308,6 +307,7 @@ class Update(LocalUpdate):
         That is ``_most_amid``, the batch that exceeds it, those of one group, and copies of what is added up at once.
         """
         alone = {length: self._made_up(length, 1) for length in self._rows}
+        self.tried_out = sorted(self._rows.items()), digest_of(itertools.chain.from_iterable(alone.values()))
         held = {length: each.num_held for length, each in alone.items()}
         copied = max(AT_ONCE, self._together) * max(each.num_copied for each in alone.values())
         largest = max(self._rows[length][0] * num for length, num in held.items())
@@ -316,10 +316,8 @@ class Update(LocalUpdate):
         self._most_waiting = self._most_amid + largest + most_of_group(held, self._rows, self._together)
         size = (self._most_waiting + copied) * 5 // 4  # allocators leave gaps
         waiting = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
-        for (
-            length,
-            rows,
-        ) in self._rows.items():  # attention takes more for few long sentences, logits for many short ones
+        # Attention takes most for few long sentences, logits for many short ones.
+        for length, rows in self._rows.items():
             self._made_up(length, rows[0])
         self._sums.add([Group([(each, 0, 1.0)], math.inf) for each in alone.values()], total, None)
         del waiting
