@@ -126,9 +126,11 @@ def test_workers_of_ray_train_ask_for_the_gpus_they_are_given(
         asking.append((scaling.use_gpu, scaling.resources_per_worker.get("GPU")))
         raise Stop
 
-    node = {"Alive": True, "Resources": {"CPU": 4, "GPU": there}}
+    node = {"Alive": True, "Resources": {"CPU": 4, "GPU": there}, "NodeManagerAddress": "10.0.0.1"}
     monkeypatch.setattr("ray.nodes", lambda: [node])
     monkeypatch.setattr("ray.cluster_resources", lambda: node["Resources"])
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     monkeypatch.setattr(host, "ray_session", lambda *_: nullcontext())
     monkeypatch.setattr(host, "_free", lambda run: None)
     monkeypatch.setattr(host, "_run_group", start)
@@ -138,6 +140,7 @@ def test_workers_of_ray_train_ask_for_the_gpus_they_are_given(
     assert asking == [(share is not None, share)]
     assert any(line.startswith(says) for line in told)
     assert says or not any("GPU" in line for line in told)
+    assert any("2 workers share the 1 cores" in line for line in told) == (share is None)
 
 
 def test_workers_that_must_have_a_gpu_are_refused_where_there_is_none(corpora, tmp_path, monkeypatch):

@@ -233,8 +233,9 @@ def _train_on_ray(
 
     with ray_session(num_workers):
         _free(run)
-        warn_of_cores(num_workers, reporter)
         gpus = _gpus_of_worker(config, num_workers, gpus, reporter)
+        if not gpus:
+            warn_of_cores(num_workers, reporter)
         cpus = cpus or cpus_for(num_workers, gpus)
         scaling = ScalingConfig(
             num_workers=num_workers,
