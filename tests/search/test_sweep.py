@@ -147,9 +147,9 @@ def test_progress_is_told_in_passes_as_some_trials_take_more_than_others(grid):
     _, config, answer, _ = grid
     share, done = config.base.privacy.user_sampling_prob, answer["trials"][1]
     rows = [
-        done | {"rounds": 10, "planned_rounds": 10},
-        done | {"state": "stopped", "rounds": 5, "planned_rounds": 20},
-        done | {"state": "running", "rounds": 20, "planned_rounds": 60},
+        done | {"rounds": 10, "planned_rounds": 10, "passes": 10 * share},
+        done | {"state": "stopped", "rounds": 5, "planned_rounds": 20, "passes": 5 * share},
+        done | {"state": "running", "rounds": 20, "planned_rounds": 60, "passes": 20 * share},
     ]
     told = progress(rows, 5, config, count_refused=True)
     assert told["trained"] == pytest.approx((10 + 5 + 20) * share)

@@ -310,9 +310,7 @@ _MOST_MADE_UP = 1000
 
 def _time(answer: dict[str, Any]) -> str:
     if answer["expected_seconds"] is None:
-        own = next(
-            (row for row in answer["mechanisms"] if row["asked"]), {"expected_cohort": 20, "user_sampling_prob": 0.1}
-        )
+        (own,) = (row for row in answer["mechanisms"] if row["asked"])
         cohort, declared = own["expected_cohort"], own["expected_cohort"] / own["user_sampling_prob"]
         users = math.ceil(min(declared, _MOST_MADE_UP, max(2 * cohort, 50)))
         return (

@@ -324,9 +324,13 @@ def progress(rows: list[Row], wanted: int, sweep: SweepConfig, *, count_refused:
     metric, runs = sweep.metric, len(sweep.suffixes)
     found = best(rows, metric)
     asked = [row for row in rows if row["state"] != "refused"]
-    shares = [share_of(sweep.parsed_space.at(row), sweep.base) for row in asked]
-    trained = [(row["rounds"] or 0) * share for row, share in zip(asked, shares, strict=True)]
-    planned = [(row["planned_rounds"] or 0) * share for row, share in zip(asked, shares, strict=True)]
+    trained = [row["passes"] or 0.0 for row in asked]
+    planned = [
+        row["planned_rounds"] / row["rounds"] * row["passes"]  # of a thousand that ended no point is read again
+        if row["rounds"]
+        else (row["planned_rounds"] or 0) * share_of(sweep.parsed_space.at(row), sweep.base)
+        for row in asked
+    ]
     runs_now = [row["state"] == "running" for row in asked]
     begun, under_way = (sum(itertools.compress(each, runs_now)) for each in (trained, planned))
     ended, of_plan = sum(trained) - begun, sum(planned) - under_way
