@@ -94,7 +94,14 @@ def test_where_no_thread_can_be_started_no_file_is_blamed(refused, run_file, tmp
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowMemoryError("malloc of size 64 failed")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        pa.ArrowMemoryError("malloc of size 64 failed"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
 def test_a_lack_of_memory_before_the_first_round_is_told_in_one_line(command, run_file, tmp_path, monkeypatch, error):
     def short(*_, **__):
         raise error

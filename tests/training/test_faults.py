@@ -11,15 +11,19 @@ import pytest
 import torch
 import yaml
 
+from tests.models.helpers import tiny
 from tests.training.runs import TREE, events, run_config, run_tree
+from tests.updates.worker import Worker, make, sentences
 from uedp_ray.console import Lines, refuse_short
 from uedp_ray.errors import DeviceError, InputError
-from uedp_ray.models.saved import said_by_transformers
+from uedp_ray.models import saved
+from uedp_ray.models.saved import load_model, said_by_transformers, save_model
 from uedp_ray.training import host
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import Patience, train
 from uedp_ray.training.placement import warn_of_cores
+from uedp_ray.updates import gradient
 
 MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
@@ -66,6 +70,23 @@ def test_a_model_that_does_not_fit_is_not_a_bad_folder(error):
         said_by_transformers("model.path", "x"),
     ):
         raise OSError("no file of weights")
+
+
+@pytest.mark.parametrize("error", MEMORY, ids=lambda error: str(error)[:30])
+def test_memory_that_runs_out_is_no_fault_of_what_was_being_read_or_tried(error, tmp_path, monkeypatch):
+    def fails(*args, **kwargs):
+        raise error
+
+    save_model(tiny(), tmp_path / "model")
+    with monkeypatch.context() as reading, pytest.raises(type(error)) as raised:
+        reading.setattr(saved, "_filled", fails)
+        load_model(tmp_path / "model")
+    assert raised.value is error
+    monkeypatch.setattr(gradient, "_PROBED", {})
+    monkeypatch.setattr(gradient, "check_exact", fails)
+    with pytest.raises(type(error)) as raised:
+        Worker(make("gpt2"), sentences()).update().probe()
+    assert raised.value is error
 
 
 def test_more_workers_than_cores_are_told_of_where_this_machine_is_alone(monkeypatch):

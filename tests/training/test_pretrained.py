@@ -19,10 +19,13 @@ from uedp_ray.corpus.vocabulary import Vocabulary
 from uedp_ray.errors import InputError
 from uedp_ray.models.saved import save_model
 from uedp_ray.training.checks import check_model
+from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.host import train
 from uedp_ray.training.predict import predict
+from uedp_ray.training.prepared import Prepared
 from uedp_ray.training.pretrain import pretrain
+from uedp_ray.training.rundir import RunDir
 
 PUBLIC = {"text": [{"format": "synthetic", "num_users": 3, "part": "public"}], "num_steps": 2, "batch_size": 4}
 
@@ -174,3 +177,23 @@ def test_without_a_tokenizer_beside_it_one_is_asked_for(small, corpora, tmp_path
     model = {"architecture": "pretrained", "path": str(small), "max_length": 12}
     with pytest.raises(InputError, match=r"model.path = .*no tokenizer beside it: .*vocabulary.path"):
         train(run_config(corpora, model=model, vocabulary={}), tmp_path / "run", workers=0)
+
+
+def test_the_speed_of_made_up_text_is_in_words(small, corpora, tmp_path, monkeypatch):
+    """As declared_num_tokens, by which plan multiplies it: pieces would promise half of the time."""
+    begin, counted = RunDriver.resume, []
+    monkeypatch.setattr(RunDriver, "resume", lambda driver: counted.append(driver.num_tokens) or begin(driver))
+    pretrained = {"architecture": "pretrained", "path": str(small), "max_length": 12}  # its pieces have an unknown one
+    cut, of = {"kind": "public-subwords", "max_size": 300}, {"source": {"format": "synthetic", "num_users": 5}}
+    pretrain(run_config(corpora, vocabulary=cut, pretrain=PUBLIC), tmp_path / "public")
+    warm = {"warm_start": str(tmp_path / "public" / "model")}  # a run's file names no vocabulary then
+    cases = {
+        "words": (1.0, {"vocabulary": {"kind": "public-words", "max_size": 300}}),
+        "pieces": (1.5, {"vocabulary": cut}),
+        "warm": (1.5, {"vocabulary": {}, "model": warm}),
+        "pretrained": (1.5, {"vocabulary": {}, "model": pretrained}),
+    }
+    for name, (pieces, sections) in cases.items():
+        config = run_config(corpora, corpus=of, training={"num_rounds": 1}, **sections)
+        train(config, tmp_path / name, workers=0)
+        assert counted.pop() == round(Prepared.open(RunDir(tmp_path / name)).tokens.lengths.sum() / pieces) > 100

@@ -27,7 +27,6 @@ from uedp_ray.privacy.noise import GaussianNoise
 from uedp_ray.training import run_vocabulary, worker
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.host import tell_cautions, train
-from uedp_ray.training.prepared import Prepared
 from uedp_ray.training.rundir import RunDir, sampling_key
 
 PUBLIC = {
@@ -148,19 +147,6 @@ def test_the_speed_is_that_of_training(corpora, tmp_path, monkeypatch):
     config = run_config(corpora)
     found = train(config, tmp_path / "run", workers=0)["tokens_per_second"]
     assert found == pytest.approx(config.corpus.declared_num_tokens * config.share_of_users / 2.0)
-
-
-def test_the_speed_of_made_up_text_is_in_words(corpora, tmp_path, monkeypatch):
-    """As declared_num_tokens, by which plan multiplies it: pieces would promise half of the time."""
-    source = {"format": "synthetic", "num_users": 5}
-    begin, counted = RunDriver.resume, []
-    monkeypatch.setattr(RunDriver, "resume", lambda driver: counted.append(driver.num_tokens) or begin(driver))
-    for kind, pieces in (("public-words", 1.0), ("public-subwords", 1.5)):
-        words, out = {"kind": kind, "max_size": 300}, tmp_path / kind
-        train(
-            run_config(corpora, corpus={"source": source}, vocabulary=words, training={"num_rounds": 1}), out, workers=0
-        )
-        assert counted.pop() == round(Prepared.open(RunDir(out)).tokens.lengths.sum() / pieces) > 100
 
 
 def test_the_result_agrees_with_ledger_and_rounds(private_run):

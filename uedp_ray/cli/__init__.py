@@ -16,7 +16,7 @@ import typer
 from uedp_ray.cli import accounting, commands, planning
 from uedp_ray.cli.base import app
 from uedp_ray.console import drop_unwritten, err, keep_descriptors, write_any_text
-from uedp_ray.errors import InputError, no_thread_no_blame, one_line, unreadable
+from uedp_ray.errors import InputError, is_of_memory, no_thread_no_blame, one_line, unreadable
 from uedp_ray.interrupts import ignore, kept_apart, like_ctrl_c
 
 __all__ = ["accounting", "app", "commands", "main", "planning"]
@@ -78,16 +78,18 @@ def _answered() -> int:
         message = str(error) if isinstance(error, InputError) else one_line(error.format_message(), 600)
         _tell(f"error: {message}")
         return 2
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, MemoryError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             _tell(f"error: {unreadable(error, '', '')}")
             return 2
+        if is_of_memory(error):
+            _tell(
+                "failed: this machine ran out of memory: free some, or use less text or a smaller model, and run again"
+            )
+            return 1
         # Typer turns EOFError into an error without a message.
         told = str(error) or type(error.__context__ or error).__name__
         _tell(f"failed: {one_line(told, 3000)}")
-        return 1
-    except MemoryError:  # Arrow's is a subclass
-        _tell("failed: this machine ran out of memory: free some, or use less text or a smaller model, and run again")
         return 1
     return 0
 

@@ -140,7 +140,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     if reducer.is_driver:
         driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
         if config.corpus.source.format == "synthetic":
-            pieces = _PIECES_OF_A_WORD if vocabulary.unk_id is None else 1.0
+            pieces = 1.0 if vocabulary.words_are_tokens else _PIECES_OF_A_WORD
             driver.num_tokens = round(prepared.tokens.lengths.sum() / pieces)
         driver.resume()
     if shared:
