@@ -12,7 +12,7 @@ import pytest
 
 from uedp_ray.access import require_closed, require_token
 from uedp_ray.errors import InputError
-from uedp_ray.training import host
+from uedp_ray.training.session import ray_session
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_session_is_refused_before_ray_starts(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.init", lambda **_: pytest.fail("it was started"))
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with pytest.raises(InputError, match="RAY_AUTH_MODE = 'disabled': unset it"), host.ray_session(1):
+    with pytest.raises(InputError, match="RAY_AUTH_MODE = 'disabled': unset it"), ray_session(1):
         pytest.fail("it was opened")
 
 

@@ -130,7 +130,7 @@ def test_workers_of_ray_train_ask_for_the_gpus_they_are_given(
     monkeypatch.setattr("ray.nodes", lambda: [node])
     monkeypatch.setattr("ray.cluster_resources", lambda: node["Resources"])
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("uedp_ray.training.placement.num_cores", lambda: 1)
     monkeypatch.setattr(host, "ray_session", lambda *_: nullcontext())
     monkeypatch.setattr(host, "_free", lambda run: None)
     monkeypatch.setattr(host, "_run_group", start)

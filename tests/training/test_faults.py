@@ -18,11 +18,11 @@ from uedp_ray.console import Lines, refuse_short
 from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.models import saved
 from uedp_ray.models.saved import load_model, said_by_transformers, save_model
-from uedp_ray.training import host
+from uedp_ray.training import host, placement
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import Patience, train
-from uedp_ray.training.placement import warn_of_cores
+from uedp_ray.training.placement import check_workers, num_cores, warn_of_cores
 from uedp_ray.updates import gradient
 
 MEMORY = [
@@ -78,8 +78,8 @@ def test_memory_that_runs_out_is_no_fault_of_what_was_being_read_or_tried(error,
         raise error
 
     save_model(tiny(), tmp_path / "model")
-    with monkeypatch.context() as reading, pytest.raises(type(error)) as raised:
-        reading.setattr(saved, "_filled", fails)
+    monkeypatch.setattr(saved, "_filled", fails)
+    with pytest.raises(type(error)) as raised:
         load_model(tmp_path / "model")
     assert raised.value is error
     monkeypatch.setattr(gradient, "_PROBED", {})
@@ -92,7 +92,7 @@ def test_memory_that_runs_out_is_no_fault_of_what_was_being_read_or_tried(error,
 def test_more_workers_than_cores_are_told_of_where_this_machine_is_alone(monkeypatch):
     here, said = {"NodeManagerAddress": "10.0.0.1", "Alive": True}, []
     reporter = SimpleNamespace(say=said.append)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(placement, "num_cores", lambda: 2)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
     for nodes, workers in (([here], 2), ([here, here | {"NodeManagerAddress": "10.0.0.2"}], 9), ([here], 9)):
         monkeypatch.setattr("ray.nodes", lambda nodes=nodes: nodes)
@@ -101,6 +101,19 @@ def test_more_workers_than_cores_are_told_of_where_this_machine_is_alone(monkeyp
     assert caution.startswith(
         "caution: 9 workers share the 2 cores of this machine, and are slower than 2: lower --workers"
     )
+
+
+def test_a_containers_limit_is_its_number_of_cores(tmp_path, monkeypatch):
+    """Ray would start a trial for each core of the machine, and none of them would get on."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
+    for limit, cores in (("200000 100000", 2), ("150000 100000", 2), ("max 100000", 64), ("9900000 100000", 64)):
+        (tmp_path / "cpu.max").write_text(f"{limit}\n")
+        monkeypatch.setattr(placement, "_LIMIT", tmp_path / "cpu.max")
+        assert num_cores() == cores
+    monkeypatch.setattr(placement, "_LIMIT", tmp_path / "none")
+    assert num_cores() == 64
+    with pytest.raises(InputError, match="this machine has 64 CPUs: ask for at most 256"):
+        check_workers("--workers", 257, here=True)
 
 
 @pytest.mark.parametrize("error", DEVICE, ids=lambda error: str(error)[:30])

@@ -19,7 +19,7 @@ from tests.training.runs import events, parameters, run_config
 from uedp_ray.errors import InputError
 from uedp_ray.privacy.events import epsilon_of_events
 from uedp_ray.privacy.ledger import read_ledger
-from uedp_ray.training import host
+from uedp_ray.training import host, session
 from uedp_ray.training.host import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
@@ -98,15 +98,15 @@ def test_memory_that_runs_out_is_charged_once_and_not_tried_again(corpora, tmp_p
 
 
 SESSION = """
-import os, ray, uedp_ray.training.host as host
+import os, ray, uedp_ray.training.session as session
 opened, init = [], ray.init
 ray.init = lambda **settings: opened.append(init(**settings)) or opened[-1]
-with host.ray_session(1):
+with session.ray_session(1):
     number = ray.remote(lambda: os.getpid()).options(runtime_env={"env_vars": {"NEW": "1"}})
     ray.get(number.remote())  # a worker that starts opens its session to everybody
-    session = opened[0].address_info["session_dir"]
-    own = host.own_folder()
-    modes = oct(os.stat(own).st_mode & 0o777), str(own.resolve()) in os.path.realpath(session)
+    folder = opened[0].address_info["session_dir"]
+    own = session.own_folder()
+    modes = oct(os.stat(own).st_mode & 0o777), str(own.resolve()) in os.path.realpath(folder)
 print(*modes)
 """
 
@@ -119,13 +119,13 @@ def test_what_ray_keeps_of_a_session_of_ours_is_the_owners():
 
 def test_a_folder_for_sessions_that_is_somebody_elses_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert host.own_folder() == tmp_path / f"uedp_ray-{os.getuid()}"
-    host.own_folder().chmod(0o777)
-    assert stat.S_IMODE(host.own_folder().stat().st_mode) == 0o700, "the second start of many"
-    host.own_folder().rmdir()
+    assert session.own_folder() == tmp_path / f"uedp_ray-{os.getuid()}"
+    session.own_folder().chmod(0o777)
+    assert stat.S_IMODE(session.own_folder().stat().st_mode) == 0o700, "the second start of many"
+    session.own_folder().rmdir()
     (tmp_path / f"uedp_ray-{os.getuid()}").symlink_to("/tmp")
     with pytest.raises(InputError, match="belongs to somebody else"):
-        host.own_folder()
+        session.own_folder()
 
 
 def test_ctrl_c_is_an_exception_and_the_run_resumes(corpora, tmp_path):

@@ -36,11 +36,12 @@ from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.checks import check_comparable, check_device, check_model, check_pretraining
 from uedp_ray.training.evaluate import public_row
 from uedp_ray.training.guard import check_public_text, check_unseen, check_warm_start
-from uedp_ray.training.host import check_gpus, connected, ray_session, tell_cautions, train
+from uedp_ray.training.host import check_gpus, tell_cautions, train
 from uedp_ray.training.paths import TEXT, for_use, with_absolute_paths
 from uedp_ray.training.placement import check_workers
 from uedp_ray.training.pretrain import warm_started
 from uedp_ray.training.rundir import RunDir
+from uedp_ray.training.session import connected, ray_session
 from uedp_ray.training.texts import copies_told, prepare_corpora
 
 

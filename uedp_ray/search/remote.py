@@ -22,7 +22,7 @@ from uedp_ray.reporting import SILENT, Forwarder, Reporter
 from uedp_ray.search.gpus import gpus_of_worker
 from uedp_ray.search.preflight import Node, RayCluster
 from uedp_ray.search.sweep_config import SweepConfig
-from uedp_ray.training.host import ray_session
+from uedp_ray.training.session import ray_session
 
 
 class Beside:

@@ -9,8 +9,11 @@ device(type='cpu')
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uedp_ray.config import RunConfig
@@ -19,6 +22,9 @@ from uedp_ray.reporting import Reporter
 
 if TYPE_CHECKING:
     import torch  # otherwise where a device is asked for: ``check_workers`` needs none, and nor does ``uedp-ray prepare``
+
+_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of CPU time in each period, both of which a container's runtime sets (cgroups, version 2)."""
 
 
 def pick_device(config: RunConfig) -> torch.device:
@@ -41,6 +47,15 @@ def pick_device(config: RunConfig) -> torch.device:
     return torch.device("cuda")
 
 
+def num_cores() -> int:
+    """CPUs that this process may use: of a container with a limit, or of a batch job, fewer than the machine has."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no such file, or "max": no limit
+        quota, period = _LIMIT.read_text(encoding="utf-8").split()
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    return cores
+
+
 def in_session() -> bool:
     """Whether this process is connected to Ray; asks without importing it, which takes a while."""
     return "ray" in sys.modules and sys.modules["ray"].is_initialized()
@@ -53,9 +68,10 @@ def elsewhere() -> bool:
 
 def check_workers(field: str, workers: int, *, here: bool = False) -> None:
     """Raises InputError for more workers than this machine could ever run, if they are to start on it (``here``)."""
-    most = max(16, 4 * (os.cpu_count() or 1))
+    cores = num_cores()
+    most = max(16, 4 * cores)
     if workers > most and (here or not elsewhere()):
-        remedy = f"this machine has {os.cpu_count()} CPUs: ask for at most {most}, or connect to a Ray cluster"
+        remedy = f"this machine has {cores} CPUs: ask for at most {most}, or connect to a Ray cluster"
         raise InputError(field, workers, remedy)
 
 
@@ -98,7 +114,7 @@ def warn_of_cores(num_workers: int, reporter: Reporter) -> None:
     """Tells of more workers than cores where Ray has this machine alone: it takes any number there."""
     import ray
 
-    cores, nodes = os.cpu_count() or 1, [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+    cores, nodes = num_cores(), [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
     if num_workers > cores and nodes == [ray.util.get_node_ip_address()]:
         more = f"{num_workers} workers share the {cores} cores of this machine"
         reporter.say(f"caution: {more}, and are slower than {cores}: lower --workers, or training.num_workers")

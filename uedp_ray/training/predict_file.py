@@ -26,9 +26,9 @@ from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing
 from uedp_ray.target import check_length, check_name
 from uedp_ray.tasks.base import Answer
-from uedp_ray.training.host import ray_session
 from uedp_ray.training.placement import best_device, check_workers, gpus_for
 from uedp_ray.training.predict import Predictor, Reading, check_top
+from uedp_ray.training.session import ray_session
 
 _AT_ONCE = 256
 """Texts of one batch."""
