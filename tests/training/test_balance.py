@@ -233,10 +233,11 @@ class Unlike:
     told: str = "NOTHING"
     threads: int = 1
     version: str = "5"
-    tried_out: tuple[int, ...] = ()
+    tried_out: tuple[int, ...] | None = ()
+    drivers: tuple[int, ...] | None = ()
 
     def __call__(self, rank, reducer):
-        said = self if rank else Unlike()
+        said = self if rank else Unlike(tried_out=self.drivers)
         with (
             mock.patch("platform.machine", return_value=said.machine),
             mock.patch.dict("os.environ", {said.told: "AVX2"}),
@@ -256,6 +257,7 @@ class Unlike:
         ({"threads": 2}, False),
         ({"version": "6"}, False),
         ({"tried_out": (8, 2)}, False),
+        ({"tried_out": None, "drivers": None}, False),  # an update with a probe of its own, which says nothing
     ],
     ids=str,
 )

@@ -187,13 +187,16 @@ def test_the_speed_of_made_up_text_is_in_words(small, corpora, tmp_path, monkeyp
     cut, of = {"kind": "public-subwords", "max_size": 300}, {"source": {"format": "synthetic", "num_users": 5}}
     pretrain(run_config(corpora, vocabulary=cut, pretrain=PUBLIC), tmp_path / "public")
     warm = {"warm_start": str(tmp_path / "public" / "model")}  # a run's file names no vocabulary then
+    tags = {"kind": "tag_entities", "labels": ["person", "organization"]}  # as many as tokens, and beside them
+    words = {"kind": "public-words", "max_size": 300}
     cases = {
-        "words": (1.0, {"vocabulary": {"kind": "public-words", "max_size": 300}}),
+        "words": (1.0, {"vocabulary": words}),
+        "tags": (2.0, {"vocabulary": words, "task": tags, "model": {"architecture": "bert"}}),
         "pieces": (1.5, {"vocabulary": cut}),
         "warm": (1.5, {"vocabulary": {}, "model": warm}),
         "pretrained": (1.5, {"vocabulary": {}, "model": pretrained}),
     }
-    for name, (pieces, sections) in cases.items():
+    for name, (known, sections) in cases.items():
         config = run_config(corpora, corpus=of, training={"num_rounds": 1}, **sections)
         train(config, tmp_path / name, workers=0)
-        assert counted.pop() == round(Prepared.open(RunDir(tmp_path / name)).tokens.lengths.sum() / pieces) > 100
+        assert counted.pop() == round(Prepared.open(RunDir(tmp_path / name)).tokens.lengths.sum() / known) > 100

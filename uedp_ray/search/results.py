@@ -332,17 +332,17 @@ def progress(rows: list[Row], wanted: int, sweep: SweepConfig, *, count_refused:
         for row in asked
     ]
     runs_now = [row["state"] == "running" for row in asked]
-    begun, under_way = (sum(itertools.compress(each, runs_now)) for each in (trained, planned))
-    ended, of_plan = sum(trained) - begun, sum(planned) - under_way
-    to_train = max(begun, under_way * (ended / of_plan if ended and of_plan else 1.0))
+    begun, meant = (sum(itertools.compress(each, runs_now)) for each in (trained, planned))
+    ended, of_plan = sum(trained) - begun, sum(planned) - meant
+    under_way = max(begun, meant * (ended / of_plan if ended and of_plan else 1.0))
     to_come = max(0, wanted - len(rows if count_refused else asked))
-    usual = (ended + to_train) / len(asked) if asked else 0.0
+    usual = (ended + under_way) / len(asked) if asked else 0.0
     return {
         **count_states(rows),
         "wanted": wanted,
-        "under_way": to_train,
+        "under_way": under_way,
         "trained": ended + begun / runs,
-        "whole": ended + to_train + usual * to_come,
+        "whole": ended + under_way + usual * to_come,
         "then_winner": sweep.search.rule in TRAINS_ANEW,
         "best": found and {key: found[key] for key in ("trial", *metric.names, *metric.references, "epsilon", "unit")},
     }

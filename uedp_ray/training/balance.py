@@ -118,14 +118,15 @@ def loads_of(
     return loads
 
 
-def are_alike(reducer: Reducer, device: torch.device, num_workers: int, tried_out: object = None) -> bool:
+def are_alike(reducer: Reducer, device: torch.device, num_workers: int, tried_out: object) -> bool:
     """Whether all workers have the kernels of the driver, as far as they say; every worker must ask.
 
     Where they have not, what is computed of a user depends, in its last bits, on who computes it. So who does must not
-    follow from what others hold. ``tried_out``: what else a worker found out of its machine (``LocalUpdate.tried_out``).
+    follow from what others hold. ``tried_out``: what else a worker found out of its machine (``LocalUpdate.tried_out``);
+    one that tried out nothing is like no other.
     """
-    known = kernels(device), tried_out
-    same = torch.tensor([int(is_drivers(reducer, known, device))], device=device)
+    found = is_drivers(reducer, (kernels(device), tried_out), device) and tried_out is not None
+    same = torch.tensor([int(found)], device=device)
     return int(reducer.from_driver(reducer.sum_to_driver(same)).item()) == num_workers
 
 

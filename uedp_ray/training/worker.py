@@ -21,6 +21,7 @@ from uedp_ray.plan import Weights
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
+from uedp_ray.tasks.base import Task
 from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.balance import Balance, DrawingTeam, are_alike, loads_of
 from uedp_ray.training.calls import Calls
@@ -140,8 +141,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     if reducer.is_driver:
         driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
         if config.corpus.source.format == "synthetic":
-            pieces = 1.0 if vocabulary.words_are_tokens else _PIECES_OF_A_WORD
-            driver.num_tokens = round(prepared.tokens.lengths.sum() / pieces)
+            driver.num_tokens = _num_words(prepared, task)
         driver.resume()
     if shared:
         calls.number(_READY)
@@ -190,9 +190,16 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
 
 
 _PIECES_OF_A_WORD = 1.5
-"""Of everyday text, where words are cut into pieces: speeds are in words, as ``corpus.declared_num_tokens`` is."""
+"""Of everyday text, where words are cut into pieces."""
 _READY = 0
 """Sent when the driver needs the others no more, for now."""
+
+
+def _num_words(prepared: Prepared, task: Task) -> int:
+    """Of made-up text, as ``corpus.declared_num_tokens`` is of the owner's: what is known of a sentence may be more."""
+    tokens = prepared.tokens
+    pieces = sum(task.num_tokens(tokens.sentence(number)) for number in range(len(tokens.lengths)))
+    return round(pieces / (1.0 if prepared.vocabulary.words_are_tokens else _PIECES_OF_A_WORD))
 
 
 def _share_state(state: RoundState, reducer: Reducer) -> None:
