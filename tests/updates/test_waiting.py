@@ -89,3 +89,22 @@ def test_the_largest_batch_of_each_length_passes_beside_all_that_may_wait(monkey
     update = Worker(config(0.1), {0: [said(3, np.random.default_rng(0))]}).update()
     update.probe()
     assert beside == {(rows[0], length) for length, rows in update._rows.items()}
+
+
+def test_trying_out_holds_one_batch_at_a_time(monkeypatch):
+    """Of a network of many parameters and lengths, a sentence of each would be more than a round holds."""
+    monkeypatch.setattr(gradient.Update, "_agreeing", lambda update, counts: dict(counts))
+    monkeypatch.setattr(gradient, "_PROBED", {})
+    found, most, run = weakref.WeakSet(), 0, gradient.Update._measured
+
+    def passed(*given):
+        nonlocal most
+        most = max(most, len(found))
+        found.add(measured := run(*given))
+        return measured
+
+    monkeypatch.setattr(gradient.Update, "_measured", passed)
+    update = Worker(config(0.1), {0: [said(3, np.random.default_rng(0))]}).update()
+    update.probe()
+    assert len(update._rows) > 2
+    assert most == 0

@@ -1,8 +1,4 @@
-"""Ray as the work of this process finds it: a cluster that it connects to, or a session of its own on this machine.
-
-with ray_session(num_workers=2):
-    ...
-"""
+"""Ray as the work of this process finds it: a cluster that it connects to, or a session of its own on this machine."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ Sentences of several users share batches, of shapes in which a sentence's gradie
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -306,10 +305,14 @@ class Update(LocalUpdate):
 
         That is ``_most_amid``, the batch that exceeds it, those of one group, and copies of what is added up at once.
         """
-        alone = {length: self._made_up(length, 1) for length in self._rows}
-        self.tried_out = sorted(self._rows.items()), digest_of(itertools.chain.from_iterable(alone.values()))
-        held = {length: each.num_held for length, each in alone.items()}
-        copied = max(AT_ONCE, self._together) * max(each.num_copied for each in alone.values())
+        held, most_copied, digests = {}, 0, []
+        for length in self._rows:  # one at a time: of a large network they are as much as what waits
+            alone = self._made_up(length, 1)
+            held[length], most_copied = alone.num_held, max(most_copied, alone.num_copied)
+            digests.append(digest_of(alone))
+            del alone
+        self.tried_out = sorted(self._rows.items()), digests
+        copied = max(AT_ONCE, self._together) * most_copied
         largest = max(self._rows[length][0] * num for length, num in held.items())
         self._most_held = min(self._most_held, _MOST_BATCHES * largest)
         self._most_amid = self._most_held + largest  # where the first user's sentences still pass with others'
@@ -318,8 +321,7 @@ class Update(LocalUpdate):
         waiting = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
         # Attention takes most for few long sentences, logits for many short ones.
         for length, rows in self._rows.items():
-            self._made_up(length, rows[0])
-        self._sums.add([Group([(each, 0, 1.0)], math.inf) for each in alone.values()], total, None)
+            self._sums.add([Group([(self._made_up(length, rows[0]), 0, 1.0)], math.inf)], total, None)
         del waiting
 
     def _made_up(self, length: int, rows: int) -> Measured:
