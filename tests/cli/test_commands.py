@@ -202,33 +202,6 @@ def test_a_shell_completes_commands_and_options(typed, completed):
     assert (done.returncode, done.stdout.split()) == (0, [completed])
 
 
-def test_plan_reads_no_text_and_writes_a_file_that_it_plans_again(answer, refused, command, tmp_path, corpora):
-    tree = run_tree(corpora)
-    tree["corpus"]["source"] = {"format": "text", "path": "/no/such/text"}
-    file, written_file = written(tmp_path, tree), tmp_path / "planned.yaml"
-    told = answer("plan", file, "--trials", 2, "--write", written_file)
-    assert {"rules", "mechanisms", "warnings"} <= told.keys()
-    again = answer("plan", written_file, "--trials", 2)
-    assert [row["rounds"] for row in again["mechanisms"] if row["asked"]] == [told["choice"]["rounds"]]
-    code, out, _ = command("plan", file, "--trials", 2)
-    assert (code, out.count("(this file)")) == (0, 1)
-    assert "composition" in out
-    assert "Expected time: give --tokens-per-second, which train prints at its end" in out
-    cohort = tree["privacy"]["user_sampling_prob"] * tree["corpus"]["declared_num_users"]
-    made_up, share = re.search(r"num_users: (\d+)}' --set privacy.user_sampling_prob=(\S+) ", out).groups()
-    assert int(made_up) * float(share) == pytest.approx(cohort, rel=1e-2), "a round as large as the run's"
-    code, out, _ = command("plan", file, "--trials", 2, "--tokens-per-second", 1000)
-    assert re.search(r"^Expected time: .*; start, public training and evaluations not counted\.$", out, re.M)
-    code, out, _ = command("plan", file, "--trials", 300)
-    pilots = next(line for line in out.splitlines() if line.startswith("pilots"))
-    assert code == 0
-    assert pilots.split()[1] == "-"
-    assert "300 pilots" in pilots, "the reason why it cannot keep the budget leaves the other columns their room"
-    assert re.search(r"^none +\d\.\d{3} ", out, re.M)
-    refused("plan", file, "--write", written_file, parts=["--write", "exists"])
-    refused("plan", file, "--tokens-per-second", -1, parts=["--tokens-per-second", "above 0"])
-
-
 @pytest.mark.parametrize("kind", ["train", "sweep", "compare"])
 def test_init_writes_a_file_once_and_whole_or_not_at_all(answer, refused, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)

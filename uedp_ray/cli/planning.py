@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -256,7 +257,7 @@ def plan(
     if as_json:
         emit(answer, as_json)
     else:
-        _print(answer)
+        _print(answer, file if isinstance(file, RunConfig) else file.base)
 
 
 @app.command()
@@ -288,7 +289,7 @@ def vectors(
     emit({"path": str(target), "words": len(made.words), "dimensions": dimensions}, as_json)
 
 
-def _print(answer: dict[str, Any]) -> None:
+def _print(answer: dict[str, Any], run: RunConfig) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 120)
@@ -297,7 +298,7 @@ def _print(answer: dict[str, Any]) -> None:
     console.print(_mechanisms(answer, "How the text may be drawn, at the whole budget"))
     for line in (*_bounding(answer), *(f"Caution: {caution}." for caution in answer["warnings"])):
         typer.echo(line)
-    typer.echo(_time(answer))
+    typer.echo(_time(answer, run))
     if "written" in answer:
         choice = answer["choice"]
         draws = f"user_sampling_prob {choice['user_sampling_prob']:g}, {choice['rounds']} rounds"
@@ -308,17 +309,27 @@ _MOST_MADE_UP = 1000
 """Users whose text shows the speed of rounds: it takes seconds to make up."""
 
 
-def _time(answer: dict[str, Any]) -> str:
+def _time(answer: dict[str, Any], run: RunConfig) -> str:
     if answer["expected_seconds"] is None:
+        told = "give --tokens-per-second, which train prints at its end, and corpus.declared_num_tokens, which counts words"
+        if run.task.kind in ("classify", "tag_words"):
+            shown = "A few rounds on public text that has the same labels show the speed"
+            return f"Expected time: {told}. {shown} (those on your own would have to be paid for)."
         (own,) = (row for row in answer["mechanisms"] if row["asked"])
         cohort, declared = own["expected_cohort"], own["expected_cohort"] / own["user_sampling_prob"]
         users = math.ceil(min(declared, _MOST_MADE_UP, max(2 * cohort, 50)))
+        settings = {
+            "corpus.source": f"{{format: synthetic, num_users: {users}}}",
+            "privacy.user_sampling_prob": f"{min(1.0, cohort / users):.3g}",
+            "privacy.noise_multiplier": "1",
+            "privacy.target_epsilon": "null",
+            "training.passes": "null",
+            "training.num_rounds": "9",
+        }
+        flags = " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
+        shown = "Rounds on made-up text show the speed (those on your own would have to be paid for)"
         return (
-            "Expected time: give --tokens-per-second, which train prints at its end, and how many words there are, as "
-            "corpus.declared_num_tokens. Made-up text shows the speed (a few rounds of your own would have to be paid for): "
-            f"run the file (of a sweep: its base) with --set 'corpus.source={{format: synthetic, num_users: {users}}}' "
-            f"--set privacy.user_sampling_prob={min(1.0, cohort / users):.3g} "
-            "--set training.passes=null --set training.num_rounds=9"
+            f"Expected time: {told}. {shown}: train the file (of a sweep: its base, in a file of its own) with {flags}"
         )
     runs = answer["runs"]
     of_runs = f", {runs} runs one after another, each of the file's own passes" if runs > 1 else ""
