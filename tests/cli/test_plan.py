@@ -30,6 +30,10 @@ def test_plan_tells_how_to_see_the_speed_of_a_sweep_and_of_labels(command, tmp_p
     config = load_config(written(tmp_path, tree), speed_shown(out))
     assert (config.corpus.source.format, config.training.num_rounds) == ("synthetic", 9)
     train(config, tmp_path / "run", workers=0)
+    tree["corpus"]["declared_num_users"] = 10**6
+    code, out, _ = command("plan", written(tmp_path, sweep))
+    config = load_config(written(tmp_path, tree), speed_shown(out))
+    assert (code, config.corpus.source.num_users, config.privacy.user_sampling_prob) == (0, 1000, 1.0)
     tree["task"] = {"kind": "classify", "labels": ["mine", "yours"]}
     code, out, _ = command("plan", written(tmp_path, sweep))
     assert (code, speed_shown(out)) == (0, []), "made-up text has labels of its own"

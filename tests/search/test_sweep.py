@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -156,6 +157,10 @@ def test_progress_is_told_in_passes_as_some_trials_take_more_than_others(grid):
     assert told["under_way"] == pytest.approx(60 / 2 * share), "those before trained half of what they planned"
     assert told["whole"] == pytest.approx((10 + 5 + 30 + 2 * 15) * share), "two are not asked for yet"
     assert told["then_winner"] is False
+    seeds = dataclasses.replace(config, search=dataclasses.replace(config.search, seeds_per_trial=2))
+    assert progress(rows, 5, seeds, count_refused=True)["trained"] == pytest.approx((10 + 5 + 20 / 2) * share)
+    ahead = [*rows[:2], rows[2] | {"rounds": 50, "passes": 50 * share}]
+    assert progress(ahead, 5, config, count_refused=True)["under_way"] == pytest.approx(50 * share), "beyond the others"
     refused = done | {"state": "refused", "rounds": None, "planned_rounds": None}
     whole = [progress([*rows, refused], 5, config, count_refused=each)["whole"] for each in (True, False)]
     assert whole == pytest.approx([60 * share, 75 * share]), "another takes its place, unless points are fixed"

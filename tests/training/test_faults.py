@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -18,12 +19,14 @@ from uedp_ray.console import Lines, refuse_short
 from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.models import saved
 from uedp_ray.models.saved import load_model, said_by_transformers, save_model
-from uedp_ray.training import host, placement
+from uedp_ray.plan import Plan
+from uedp_ray.training import host, placement, worker
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import Patience, train
-from uedp_ray.training.placement import check_workers, num_cores, warn_of_cores
+from uedp_ray.training.placement import check_workers, memory, num_cores, warn_of_cores
 from uedp_ray.updates import gradient
+from uedp_ray.updates.base import LocalUpdate
 
 MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
@@ -89,6 +92,44 @@ def test_memory_that_runs_out_is_no_fault_of_what_was_being_read_or_tried(error,
     assert raised.value is error
 
 
+@pytest.mark.parametrize(("optimizer", "kept"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
+def test_what_a_round_holds_beside_is_taken_while_an_update_is_tried_out(
+    corpora, tmp_path, monkeypatch, optimizer, kept
+):
+    """Its first parameters, its sum, noise drawn ahead and, from the second round on, what the optimizer keeps."""
+    taken, seen = [], []
+    held_beside, probe = worker._held_beside, LocalUpdate.probe
+
+    def taking(*given):
+        found = held_beside(*given)
+        taken.extend((weakref.ref(each), each.nbytes) for each in found)
+        return found
+
+    def tries(update):
+        if not update._probed:
+            seen.append((sum(size for each, size in taken if each() is not None), update.params.num))
+        probe(update)
+
+    monkeypatch.setattr(worker, "_held_beside", taking)
+    monkeypatch.setattr(LocalUpdate, "probe", tries)
+    training = {"server_optimizer": optimizer, "num_rounds": 1, "local_update": "local_sgd"}
+    bounds = {"holder_bound": "truncate", "entity_bound": "truncate", "max_holders": 3}
+    config = run_config(corpora, training=training, bounds=bounds, privacy={"sentence_clip_norm": None})
+    train(config, tmp_path / "run", workers=0)
+    ((size, num),) = seen
+    assert size == (4 + 8 + 8 + 4 * kept) * num
+    assert all(each() is None for each, _ in taken)
+
+
+def test_what_is_taken_beside_is_of_the_part_that_a_worker_steps(corpora):
+    plan = Plan.of(run_config(corpora, training={"server_optimizer": "adam"}))
+    sizes = [
+        sum(each.nbytes for each in worker._held_beside(plan, 1000, part, torch.device("cpu")))
+        for part in (1, 1 / 3, 0)
+    ]
+    assert sizes == [12_000 + 16_000, 12_000 + 16 * 334, 12_000]
+
+
 def test_more_workers_than_cores_are_told_of_where_this_machine_is_alone(monkeypatch):
     here, said = {"NodeManagerAddress": "10.0.0.1", "Alive": True}, []
     reporter = SimpleNamespace(say=said.append)
@@ -103,15 +144,19 @@ def test_more_workers_than_cores_are_told_of_where_this_machine_is_alone(monkeyp
     )
 
 
-def test_a_containers_limit_is_its_number_of_cores(tmp_path, monkeypatch):
+def test_a_containers_limits_are_its_cores_and_memory(tmp_path, monkeypatch):
     """Ray would start a trial for each core of the machine, and none of them would get on."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
     for limit, cores in (("200000 100000", 2), ("150000 100000", 2), ("max 100000", 64), ("9900000 100000", 64)):
         (tmp_path / "cpu.max").write_text(f"{limit}\n")
-        monkeypatch.setattr(placement, "_LIMIT", tmp_path / "cpu.max")
+        monkeypatch.setattr(placement, "_LIMITS", tmp_path)
         assert num_cores() == cores
-    monkeypatch.setattr(placement, "_LIMIT", tmp_path / "none")
-    assert num_cores() == 64
+    whole = memory()
+    for limit, found in (("max", whole), (str(2**30), 2**30), (str(2**60), whole)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert memory() == found
+    monkeypatch.setattr(placement, "_LIMITS", tmp_path / "none")
+    assert (num_cores(), memory()) == (64, whole)
     with pytest.raises(InputError, match="this machine has 64 CPUs: ask for at most 256"):
         check_workers("--workers", 257, here=True)
 

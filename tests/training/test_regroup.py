@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import stat
 
 import dp_accounting
@@ -18,10 +19,12 @@ from uedp_ray.corpus.store import open_corpus
 from uedp_ray.errors import InputError
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.plan import Plan, UserSelection
+from uedp_ray.privacy.composition import of_profiles
 from uedp_ray.privacy.events import Charges, epsilon_of_charges, epsilon_of_events, together
 from uedp_ray.privacy.ledger import read_ledger
 from uedp_ray.privacy.local import gaudp
 from uedp_ray.privacy.mechanisms.poisson import RoundMechanism
+from uedp_ray.privacy.profiles import replaced
 from uedp_ray.search.planner import plan
 from uedp_ray.search.sweep_config import load_sweep_config
 from uedp_ray.training.host import tell_cautions, train
@@ -212,7 +215,7 @@ def test_searches_are_of_users(corpora, tmp_path):
 
 def test_a_record_that_was_dealt_out_costs_more_than_a_user_over_rounds(corpora):
     """Both of its worlds have such a record: neither direction of a user's removal bounds several rounds of it."""
-    one = RoundMechanism(noise_multiplier=1.0, user_sampling_prob=0.05)
+    one = RoundMechanism(noise_multiplier=1.0, user_sampling_prob=0.05, extended_clip=1.0)
 
     def of(rounds, **who):
         charged = Charges(((one, rounds),), (), of_records=True, **who)
@@ -221,6 +224,9 @@ def test_a_record_that_was_dealt_out_costs_more_than_a_user_over_rounds(corpora)
     assert of(1, dealt=True) == pytest.approx(of(1), rel=1e-3)
     assert of(200, dealt=True) == pytest.approx(5.4136, rel=1e-3)
     assert of(200, dealt=True) > 1.1 * of(200)
+    unbounded = Charges(((dataclasses.replace(one, extended_clip=2.0), 200),), (), of_records=True, dealt=True)
+    twice = of_profiles([(replaced(2.0, 1.0, share=0.05), 200)], 1e-5)
+    assert epsilon_of_charges(unbounded, delta=1e-5, unit="record") == pytest.approx(twice), "no run of ours writes it"
     thesis = gaudp(clip_norm=0.5, noise_std=1.0, sampling_prob=0.05, steps=200, delta=1e-5, shuffled=True)
     assert of(200, dealt=True) == pytest.approx(thesis.epsilon), "the same pair, of another mechanism"
     assert of(200, dealt=True) <= epsilon_of_charges(

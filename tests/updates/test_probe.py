@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -17,8 +17,9 @@ from transformers import (
     OPTConfig,
     OPTForCausalLM,
 )
+from transformers.pytorch_utils import Conv1D
 
-from tests.updates.worker import LOCAL_SGD, VOCABULARY, Worker, make, sentences
+from tests.updates.worker import LENGTH, LOCAL_SGD, VOCABULARY, Worker, make, sentences
 from uedp_ray.errors import InputError
 from uedp_ray.models import factors
 from uedp_ray.models.parameters import FlatParameters
@@ -274,3 +275,41 @@ def test_what_was_tried_out_says_whether_another_machine_computes_the_same(how, 
 
     assert found() == found() is not None
     assert found(nn.GELU(approximate="tanh")) != found()
+
+
+def test_what_was_tried_out_is_of_as_many_rows_as_rounds_use(monkeypatch):
+    """Which kernel multiplies follows from the number of rows, so one sentence alone says nothing of a batch's."""
+    forward, rows = Conv1D.forward, []
+
+    def in_another_order(layer: Conv1D, x: Tensor) -> Tensor:
+        flat, half = x.flatten(0, -2), x.shape[-1] // 2
+        if len(flat) <= LENGTH:
+            return forward(layer, x)
+        product = torch.addmm(layer.bias, flat[:, :half], layer.weight[:half]) + flat[:, half:] @ layer.weight[half:]
+        return product.view(*x.shape[:-1], layer.nf)
+
+    def found() -> object:
+        monkeypatch.setattr(gradient, "_PROBED", {})
+        update = Worker(make("gpt2"), sentences()).update()
+        update.probe()
+        rows.append(update._rows)
+        return update.tried_out
+
+    here = found()
+    monkeypatch.setattr(Conv1D, "forward", in_another_order)
+    assert found() != here
+    assert rows[0] == rows[1]
+
+
+def test_what_was_tried_out_tells_the_numbers_of_rows(monkeypatch):
+    monkeypatch.setattr(gradient, "_PROBED", {})
+    counts = []
+    for keep in (lambda counts: counts, lambda counts: counts[:1]):
+        monkeypatch.setattr(gradient, "_PROBED", {})
+        monkeypatch.setattr(
+            gradient.Update, "_agreeing", lambda update, tried, keep=keep: {n: keep(each) for n, each in tried.items()}
+        )
+        update = Worker(make("gpt2"), sentences()).update()
+        update.probe()
+        counts.append(update.tried_out)
+    assert counts[0] != counts[1]

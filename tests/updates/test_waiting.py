@@ -12,6 +12,7 @@ from tests.updates.tiny import tiny_config
 from tests.updates.worker import VOCABULARY, Worker
 from uedp_ray.config import RunConfig
 from uedp_ray.updates import gradient
+from uedp_ray.updates.weighted import AT_ONCE, WeightedSums
 
 LONGEST = 40
 
@@ -71,24 +72,38 @@ def test_the_largest_batch_of_each_length_passes_beside_all_that_may_wait(monkey
     """Of some networks one of few long sentences takes most, of others one of many short ones."""
     monkeypatch.setattr(gradient.Update, "_agreeing", lambda update, counts: dict(counts))
     monkeypatch.setattr(gradient, "_PROBED", {})
-    waiting, beside, run = [], set(), gradient.Update._measured
-    empty = torch.empty
+    waiting, beside, added, copied, run = [], set(), [], 0, gradient.Update._measured
+    empty, add = torch.empty, WeightedSums.add
 
     def made(*size, **settings):
         found = empty(*size, **settings)
         waiting.append((found.numel(), weakref.ref(found)))
         return found
 
+    def is_taken(update):
+        """Beside what waits, what is copied as it is added up, and a quarter for gaps."""
+        most = (update._most_waiting + max(AT_ONCE, update._together) * copied) * 5 // 4
+        return update._most_waiting > 0 and any(size >= most and each() is not None for size, each in waiting)
+
     def passed(update, round_index, sentences, numbers, shape):
-        if any(size >= update._most_waiting > 0 and each() is not None for size, each in waiting):
+        nonlocal copied
+        if is_taken(update):
             beside.add(shape)
-        return run(update, round_index, sentences, numbers, shape)
+        found = run(update, round_index, sentences, numbers, shape)
+        copied = max(copied, found.num_copied)
+        return found
+
+    def summed(sums, groups, total, unit):
+        added.append((len(beside), is_taken(update)))
+        add(sums, groups, total, unit)
 
     monkeypatch.setattr(gradient.torch, "empty", made)
     monkeypatch.setattr(gradient.Update, "_measured", passed)
+    monkeypatch.setattr(WeightedSums, "add", summed)
     update = Worker(config(0.1), {0: [said(3, np.random.default_rng(0))]}).update()
     update.probe()
     assert beside == {(rows[0], length) for length, rows in update._rows.items()}
+    assert added == [(done, True) for done in range(1, 1 + len(beside))], "and what passed is added up"
 
 
 def test_trying_out_holds_one_batch_at_a_time(monkeypatch):

@@ -277,7 +277,8 @@ def epsilon_of_charges(
 
 def _epsilon_of_dealt(charged: Charges, delta: float, accountant: str) -> float:
     """Of a record that shares its user with others: the smaller of what a sentence of a user costs whose draw is shown, used
-    whenever that user is drawn, and, by ``pld``, of what replacing that user would cost, of clip 1 as all."""
+    whenever that user is drawn, and, by ``pld``, of what replacing that user would cost, of clip 1 as all, or moved further
+    by the sentence."""
     if charged.releases:
         return math.inf
     rounds = [(dataclasses.replace(one, extended_sampling_prob=1.0), count) for one, count in charged.rounds]
@@ -285,7 +286,7 @@ def _epsilon_of_dealt(charged: Charges, delta: float, accountant: str) -> float:
     if accountant != "pld":
         return shown
     parts: list[tuple[Profile, int]] = [
-        (replaced(1.0, one.noise_multiplier, share=one.user_sampling_prob), count)
+        (replaced(max(1.0, one.extended_clip), one.noise_multiplier, share=one.user_sampling_prob), count)
         for one, count in counted(charged.rounds).items()
         if one.user_sampling_prob > 0.0
     ]

@@ -37,6 +37,8 @@ import torch
 _BLOCK = 1 << 20
 _AHEAD = 1 << 7
 """Blocks that wait to be added."""
+MOST_AHEAD = _AHEAD * _BLOCK
+"""Numbers that ``draw_ahead`` holds at most, of 8 bytes."""
 _MOMENT = 0.1
 """Seconds after which a thread looks whether its noise is still wanted."""
 

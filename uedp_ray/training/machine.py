@@ -62,8 +62,14 @@ def kernels(device: torch.device) -> tuple[Any, ...]:
             backends.cuda.mem_efficient_sdp_enabled(),
             backends.cuda.math_sdp_enabled(),
         ),
-        torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        _of_gpu(device) if device.type == "cuda" else (),
     )
+
+
+def _of_gpu(device: torch.device) -> tuple[Any, ...]:
+    found = torch.cuda.get_device_properties(device)  # its own number is another on each
+    model = found.name, found.major, found.minor, found.multi_processor_count
+    return *model, torch.version.cuda, torch.backends.cudnn.version()
 
 
 @functools.cache

@@ -7,6 +7,7 @@ scores its share of the evaluation text and, where aggregation is sharded, adds 
 from __future__ import annotations
 
 import json
+import math
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
@@ -17,7 +18,8 @@ from uedp_ray.errors import InputError
 from uedp_ray.models.isolation import ALONE
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.models.saved import check_saveable, longest_input, save_model
-from uedp_ray.plan import Weights
+from uedp_ray.plan import Plan, Weights
+from uedp_ray.privacy.noise import MOST_AHEAD
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
@@ -30,7 +32,7 @@ from uedp_ray.training.epochs import Sentences, Source, run_epochs
 from uedp_ray.training.evaluate import score
 from uedp_ray.training.guard import TRAINED_HERE
 from uedp_ray.training.network import make_model
-from uedp_ray.training.optimizers import server_optimizer
+from uedp_ray.training.optimizers import kept_by, server_optimizer
 from uedp_ray.training.prepared import Prepared, make_task
 from uedp_ray.training.reduce import PartsReducer, Reducer, is_drivers
 from uedp_ray.training.representation import private_vectors
@@ -91,8 +93,13 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     sampler = PoissonSampler(sampling_key(run, config), block=prepared.draw_block, team=team)
     update = local_update(plan, model, params, task, prepared.tokens.sentence, device)
     ordinary = config.training.loop == "epochs"
+    shared = num_workers > 1 and not ordinary  # of epochs the others have no part
+    sharded = shared and is_sharded(config.training, num_params=params.num, num_workers=num_workers)
     if not ordinary:
+        part = 1 / num_workers if sharded else float(reducer.is_driver)
+        beside = _held_beside(plan, params.num, part, device)
         update.probe()
+        del beside
     loads = None
     if num_workers > 1 and not ordinary and are_alike(reducer, device, num_workers, update.tried_out):
         loads = loads_of(corpus.user_offsets, prepared.tokens.offsets, prepared.sentence_weight)
@@ -111,7 +118,6 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         )
         return LocalUpdate.sum_updates(update, parameters, selections, round_index)  # whatever hides it in the object
 
-    shared = num_workers > 1 and not ordinary  # of epochs the others have no part
     texts = prepared.to_score() if reducer.is_driver or shared else []
     calls = Calls(reducer, device)
 
@@ -146,7 +152,6 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     if shared:
         calls.number(_READY)
     _share_state(state, reducer)
-    sharded = shared and is_sharded(config.training, num_params=params.num, num_workers=num_workers)
     if shared and calls.number(int(sharded)):  # all as the driver does: sums would be of something else
         shard = Shard(plan, weights, cast(PartsReducer, reducer), state.parameters)
         state.optimizer = shard.optimizer(state.optimizer, stepped=state.next_round > 0)
@@ -193,6 +198,19 @@ _PIECES_OF_A_WORD = 1.5
 """Of everyday text, where words are cut into pieces."""
 _READY = 0
 """Sent when the driver needs the others no more, for now."""
+
+
+def _held_beside(plan: Plan, num_params: int, part: float, device: torch.device) -> list[torch.Tensor]:
+    """As much as a round holds while updates are computed, which know nothing of it: the parameters that it starts from, its
+    sum and, of the ``part`` that this worker steps, what the optimizer keeps and noise that is drawn ahead.
+
+    Taken while an update is tried out. A round that needed more than was there would end by who was drawn.
+    """
+    stepped = math.ceil(num_params * part)
+    vectors = (4 + 8) * num_params + 4 * stepped * sum(kept_by(plan.config.training).values())
+    noise = 8 * min(stepped, MOST_AHEAD) if plan.noise_std > 0 and plan.grid is not None else 0
+    sizes = {device: vectors, torch.device("cpu"): noise} if device.type != "cpu" else {device: vectors + noise}
+    return [torch.ones(size, dtype=torch.uint8, device=where) for where, size in sizes.items()]  # zeros take no page
 
 
 def _num_words(prepared: Prepared, task: Task) -> int:

@@ -95,8 +95,8 @@ class LocalUpdate(ABC):
     device: torch.device
     num_non_finite: int = field(default=0, init=False)
     tried_out: object = field(default=None, init=False)
-    """What ``probe`` found of this machine: of workers that found the same, a user's update has the same bits. None: nothing
-    was tried out, and no two workers are taken for alike."""
+    """What ``probe`` found of this machine: workers that found the same are taken to compute a user's update to the same
+    bits. None: nothing was tried out, and no two workers are."""
     _probed: bool = field(default=False, init=False)
     _isolation: Isolation | None = field(default=None, init=False, repr=False)
 

@@ -81,6 +81,8 @@ _CPU_TOKENS = 256
 """Padded tokens of a batch on a CPU: more would be no faster and leave more rows empty."""
 _MOST_BESIDE = 64
 """Sentences of a batch in which losses are compared."""
+_TOLD = 8
+"""Sentences of the largest batch of a length by whose bits workers are compared."""
 Rows = dict[int, list[int]]
 """By padded length, the numbers of rows in which a sentence has the same bits."""
 _PROBED: dict[tuple[type, Task, str], Rows] = {}
@@ -309,9 +311,7 @@ class Update(LocalUpdate):
         for length in self._rows:  # one at a time: of a large network they are as much as what waits
             alone = self._made_up(length, 1)
             held[length], most_copied = alone.num_held, max(most_copied, alone.num_copied)
-            digests.append(digest_of(alone))
             del alone
-        self.tried_out = sorted(self._rows.items()), digests
         copied = max(AT_ONCE, self._together) * most_copied
         largest = max(self._rows[length][0] * num for length, num in held.items())
         self._most_held = min(self._most_held, _MOST_BATCHES * largest)
@@ -320,14 +320,20 @@ class Update(LocalUpdate):
         size = (self._most_waiting + copied) * 5 // 4  # allocators leave gaps
         waiting = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
         # Attention takes most for few long sentences, logits for many short ones.
-        for length, rows in self._rows.items():
-            self._sums.add([Group([(self._made_up(length, rows[0]), 0, 1.0)], math.inf)], total, None)
+        with balanced(self.model, self.params):
+            for length, rows in self._rows.items():
+                batch = self._made_up(length, rows[0])
+                self._sums.add([Group([(batch, 0, 1.0)], math.inf)], total, None)
+                digests.append(digest_of(each[:_TOLD] for each in batch))
+                del batch
+        self.tried_out = sorted(self._rows.items()), digests
         del waiting
 
     def _made_up(self, length: int, rows: int) -> Measured:
-        """A batch of one made-up sentence."""
-        sentence = self.task.made_up(length, self._vocab_size, np.random.default_rng(0))
-        return self._measured(0, [sentence] * rows, range(rows), (rows, length))
+        """A batch of made-up sentences."""
+        made_up = np.random.default_rng(0)
+        sentences = [self.task.made_up(length, self._vocab_size, made_up) for _ in range(rows)]
+        return self._measured(0, sentences, range(rows), (rows, length))
 
     def _run(self, batch: Batch, round_index: int) -> None:
         """Passes a batch, and gives each user what came of its sentences, with minus the factor that clips and weighs it."""
