@@ -47,8 +47,9 @@ def is_of_memory(error: Exception) -> bool:
     """Whether there was no memory for something, of this machine or of a GPU, as far as torch and the system say."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno == errno.ENOMEM
-    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's own
-    return known or any(mark in str(error).lower() for mark in _NO_MEMORY)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(mark in str(error).lower() for mark in _NO_MEMORY)
 
 
 def unreadable(error: OSError, field: str, value: object) -> InputError:

@@ -65,4 +65,11 @@ def test_plan_reads_no_text_and_writes_a_file_that_it_plans_again(answer, refuse
     assert "300 pilots" in pilots, "the reason why it cannot keep the budget leaves the other columns their room"
     assert re.search(r"^none +\d\.\d{3} ", out, re.M)
     refused("plan", file, "--write", written_file, parts=["--write", "exists"])
-    refused("plan", file, "--tokens-per-second", -1, parts=["--tokens-per-second", "above 0"])
+    for speed in (-1, 0, 1e-300, "inf", "nan"):
+        refused("plan", file, "--tokens-per-second", speed, parts=["--tokens-per-second", "0.001 or more"])
+    tree["corpus"] |= {"declared_num_users": 900, "declared_num_tokens": 10**17}
+    tree["privacy"]["user_sampling_prob"] = 0.7  # 900 is 630 / 0.7, but for rounding
+    code, out, _ = command("plan", written(tmp_path, tree), "--trials", 2)
+    assert (code, load_config(file, speed_shown(out)).corpus.source.num_users) == (0, 900)
+    code, out, _ = command("plan", written(tmp_path, tree), "--trials", 2, "--tokens-per-second", 0.001)
+    assert (code, "Expected time: 999999999 days" in out) == (0, True)

@@ -54,6 +54,7 @@ def test_overrides_read_yaml_values_including_exponents_without_a_point(tmp_path
         ({"privacy__clip-norm": 3}, "privacy.clip-norm", "did you mean l2_clip_norm or sentence_clip_norm"),
         ({"training__num_round": 3}, "training.num_round", r"did you mean num_rounds\?"),
         ({"privacy__user_sampling_prob": 1.5}, "privacy.user_sampling_prob", r"\[0, 1\]"),
+        ({"privacy__user_sampling_prob": 1e-30}, "privacy.user_sampling_prob", "draws nobody: give 0, or 1e-12"),
         ({"privacy__entity_sampling_prob": -0.1}, "privacy.entity_sampling_prob", r"\[0, 1\]"),
         ({"privacy__noise_multiplier": 1.0}, "privacy.target_epsilon", "exactly one"),
         ({"privacy__target_epsilon": None}, "privacy.target_epsilon", "exactly one"),
@@ -170,7 +171,7 @@ def test_passes_set_the_rounds_whatever_changes_later():
     assert methods.overlay(quarter, {"training.passes": None, "training.num_rounds": 7}).training.num_rounds == 7
     with pytest.raises(InputError, match=r"training\.num_rounds = 7: training\.passes = 10 decides them: give passes"):
         methods.overlay(quarter, {"training.num_rounds": 7})  # a reference of 5 epochs had the base's 6, without a word
-    for passes, share in ((0.0, 0.5), (math.nan, 0.5), (math.inf, 0.5), (1e-3, 1e-300), (1.0, 0.0)):
+    for passes, share in ((0.0, 0.5), (math.nan, 0.5), (math.inf, 0.5), (1e6, 1e-12), (1.0, 0.0)):
         with pytest.raises(InputError, match=r"training\.passes"):
             config(training__passes=passes, privacy__user_sampling_prob=share)
 

@@ -281,6 +281,15 @@ def test_a_table_of_positions_that_no_memory_holds_is_refused(tmp_path: Path) ->
         build(architecture="pretrained", path=str(tmp_path))
 
 
+def test_more_layers_than_are_stored_are_refused_before_they_are_built(tmp_path: Path, monkeypatch) -> None:
+    save_model(tiny(), tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"n_layer": 1000}))
+    monkeypatch.setattr("uedp_ray.models.saved.size_of", lambda hub: pytest.fail("they were built"))
+    with pytest.raises(InputError, match=r"config.json does not match the weights"):
+        build(architecture="pretrained", path=str(tmp_path))
+
+
 class Pieces:
     """Reads a llama2.c tokenizer file (int32 longest piece; per piece float32 score, int32 length, bytes)."""
 

@@ -43,6 +43,12 @@ def test_only_trials_that_ended_are_ranked():
     assert best([row(1.0, state="failed")], PERPLEXITY) is None
 
 
+def test_a_trial_whose_ledger_is_missing_costs_more_than_any():
+    rows = ranked([row(90.0, None), row(90.0, None), row(95.0, 4.0)], PERPLEXITY)
+    assert [one["pareto"] for one in rows] == [True, True, True], "the best scores"
+    assert [one["pareto"] for one in ranked([row(96.0, None), row(95.0, 4.0)], PERPLEXITY)] == [False, True]
+
+
 def test_the_pareto_front_trades_perplexity_for_epsilon():
     rows = ranked([row(90.0, 8.0), row(95.0, 4.0), row(96.0, 5.0), row(120.0, 1.0), row(90.0, 7.0)], PERPLEXITY)
     assert [one["pareto"] for one in rows] == [False, True, False, True, True]
@@ -109,9 +115,10 @@ def test_what_does_not_change_is_not_worked_out_at_every_report(corpora, tmp_pat
     assert worked == ["laid_over"] * 2 + ["ranked"]
 
 
-def test_a_trial_that_was_killed_before_it_had_its_settings_keeps_the_sweep_alive(corpora, tmp_path):
+@pytest.mark.parametrize("space", [{}, {"expected_cohort_size": {"uniform": [4, 9]}}])
+def test_a_trial_that_was_killed_before_it_had_its_settings_keeps_the_sweep_alive(corpora, tmp_path, space):
     """The journal says that it runs before it says with which settings: the resume read None for them, and refused."""
-    config = sweep_config(corpora, tmp_path)
+    config = sweep_config(corpora, tmp_path, **({"space": space} if space else {}))
     study = Study.open(config, tmp_path / "study.journal")
     study._study.ask()  # and no suggestion: the process was killed
     again = Study.open(config, tmp_path / "study.journal")

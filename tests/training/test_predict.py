@@ -187,6 +187,8 @@ COUNTS: list[dict[str, Any]] = [
     {"text_config": {"model_type": "qwen2", "num_hidden_layers": 10**9}},
     {"model_type": "qwen2", "num_hidden_layers": 10**9},
     {"id2label": {str(number): "" for number in range(10**5)}},
+    {"model_type": "gpt_neo", "attention_types": [[["global"], 2 * 10**9]]},
+    {"activation_function": "out of memory"},
 ]
 IMPOSSIBLE = {
     "gpt2": {

@@ -233,8 +233,8 @@ def plan(
     """What a budget buys: ε and noise of each run by rule, and ways to draw the rounds. No text is read."""
     from uedp_ray.search.sweep_config import SweepConfig, dump_sweep_config
 
-    if tokens_per_second is not None and not tokens_per_second > 0:
-        raise InputError("--tokens-per-second", tokens_per_second, "must be above 0")
+    if tokens_per_second is not None and not 1e-3 <= tokens_per_second < math.inf:
+        raise InputError("--tokens-per-second", tokens_per_second, "must be 0.001 or more")
     if write is not None:
         _new_file(write, "--write")
     file = _load(config, settings)
@@ -316,8 +316,8 @@ def _time(answer: dict[str, Any], run: RunConfig) -> str:
             shown = "A few rounds on public text that has the same labels show the speed"
             return f"Expected time: {told}. {shown} (those on your own would have to be paid for)."
         (own,) = (row for row in answer["mechanisms"] if row["asked"])
-        cohort, declared = own["expected_cohort"], own["expected_cohort"] / own["user_sampling_prob"]
-        users = math.ceil(min(declared, _MOST_MADE_UP, max(2 * cohort, 50)))
+        cohort, declared = own["expected_cohort"], run.corpus.declared_num_users or 1
+        users = min(declared, _MOST_MADE_UP, max(math.ceil(2 * cohort), 50))
         settings = {
             "corpus.source": f"{{format: synthetic, num_users: {users}}}",
             "privacy.user_sampling_prob": f"{min(1.0, cohort / users):.3g}",
@@ -334,7 +334,8 @@ def _time(answer: dict[str, Any], run: RunConfig) -> str:
     runs = answer["runs"]
     of_runs = f", {runs} runs one after another, each of the file's own passes" if runs > 1 else ""
     beside = "start, public training and evaluations not counted"
-    return f"Expected time: {timedelta(seconds=round(answer['expected_seconds']))}{of_runs}; {beside}."
+    seconds = min(answer["expected_seconds"], timedelta.max.total_seconds() - 1.0)
+    return f"Expected time: {timedelta(seconds=round(seconds))}{of_runs}; {beside}."
 
 
 _OWN = " (this file)"

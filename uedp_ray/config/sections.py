@@ -124,6 +124,8 @@ class PrivacyConfig:
         check_choices(self, "privacy")
         for name in ("user_sampling_prob", "entity_sampling_prob", "extended_sampling_prob"):
             probability(f"privacy.{name}", getattr(self, name))
+            if 0.0 < getattr(self, name) < 1e-12:
+                raise InputError(f"privacy.{name}", getattr(self, name), "draws nobody: give 0, or 1e-12 or more")
         positive("privacy.l2_clip_norm", self.l2_clip_norm)
         positive("privacy.sentence_clip_norm", self.sentence_clip_norm, optional=True)
         positive("privacy.target_epsilon", self.target_epsilon, optional=True)

@@ -255,9 +255,10 @@ def check_filled(folder: Path, hub: Any, stored: list[int]) -> None:
         return
     own = own_network(hub.model_type)
     layers = own.num_layers(hub) if own is not None else getattr(hub, "num_hidden_layers", 0)
-    parameters, buffers = (layers, 0) if isinstance(layers, int) and layers > len(stored) else size_of(hub)
-    most = max(len(stored), 2 * sum(stored))  # a tied matrix is stored once
-    if parameters > most or buffers > max(_BUFFERS, 4 * most):
+    too_deep = isinstance(layers, int) and layers > len(stored)
+    parameters, buffers = (0, 0) if too_deep else size_of(hub)
+    most = 2 * sum(stored)  # a tied matrix is stored once
+    if too_deep or parameters > most or buffers > max(_BUFFERS, 4 * most):
         raise InputError("config.json", str(folder / "config.json"), f"does not match the weights: {_OWN}")
 
 

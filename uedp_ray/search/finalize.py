@@ -83,7 +83,7 @@ def finalize(
         "best": found,
         "pareto": [
             {key: row[key] for key in ("trial", "epsilon", config.metric.name)}
-            for row in sorted(rows, key=lambda row: (row["epsilon"] is None, row["epsilon"]))
+            for row in sorted(rows, key=lambda row: (row["epsilon"] is None, row["epsilon"] or 0.0))
             if row["pareto"]
         ],
         "trials": rows,

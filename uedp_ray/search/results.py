@@ -243,16 +243,19 @@ def _mark_pareto(done: Sequence[Row], metric: Metric) -> None:
     better, as_good = math.nan, math.inf  # there is none; not one of an infinite epsilon
     alike: list[Row] = []
 
+    def spent(row: Row) -> float:
+        return math.inf if row["epsilon"] is None else float(row["epsilon"])  # its ledger is missing
+
     def mark() -> None:
         for row in alike:
-            row["pareto"] = not (better <= row["epsilon"] * _PLAY or as_good * _PLAY < row["epsilon"])
+            row["pareto"] = not (better <= spent(row) * _PLAY or as_good * _PLAY < spent(row))
 
     for row in sorted(done, key=lambda row: metric.cost(row[metric.name])):
         if alike and metric.cost(row[metric.name]) > metric.cost(alike[0][metric.name]):
             mark()
             better, alike = as_good, []
         alike.append(row)
-        as_good = min(as_good, row["epsilon"])
+        as_good = min(as_good, spent(row))
     mark()
 
 

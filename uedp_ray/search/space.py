@@ -231,9 +231,9 @@ def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | Non
 
 def share_of(point: Mapping[str, Scalar], base: RunConfig) -> float:
     """The probability with which a round of the run at a point draws a user: q_u. Times its rounds, passes over the text."""
-    _, settings = settings_of(point, base)
-    share = settings.get("privacy.user_sampling_prob")  # none of a trial that was killed before its settings were kept
-    return float(base.privacy.user_sampling_prob if share is None else share)
+    kept = {key: value for key, value in point.items() if value is not None}  # a trial may be killed before all are
+    share = settings_of(kept, base)[1].get("privacy.user_sampling_prob", base.privacy.user_sampling_prob)
+    return float(share)
 
 
 def _value_of(key: str, run: RunConfig) -> Any:

@@ -55,7 +55,7 @@ _SHORT = re.compile(r"\d+ requested and \d+ written")
 _OF_NFS = re.compile(r"\.nfs[0-9a-f]{16,}")
 """The name that NFS gives to a file that is removed while a process has it open."""
 _MOST_JSON = 1 << 26
-_COUNTED, _MOST_COUNTED = re.compile(r"(labels?|label2id|layers?|layer_types)$"), 1 << 15
+_COUNTED, _MOST_COUNTED, _MOST_LISTED = re.compile(r"(labels?|label2id|layers?|layer_types)$"), 1 << 15, 1 << 24
 _SPENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 
@@ -189,17 +189,17 @@ def read_json(path: Path, fields: Mapping[str, Check], remedy: str, *, earlier: 
 def read_hub_json(path: Path, remedy: str) -> dict[str, Any]:
     """Checks settings of a network or a tokenizer before transformers, which allocates each label and layer, reads them.
 
-    Raises: InputError as ``read_json`` does, and for more labels or layers than any network has.
+    Raises: InputError as ``read_json`` does, and for more labels or layers than any network has, or tokens.
     """
     settings = read_json(path, {}, remedy)
     found: list[Any] = [settings]
     while found:
         each = found.pop()
-        pairs = each.items() if isinstance(each, dict) else enumerate(each)
-        for key, value in pairs:
+        for key, value in each.items() if isinstance(each, dict) else enumerate(each):
             many = len(value) if isinstance(value, dict | list) else value
-            if _COUNTED.search(str(key)) and isinstance(many, int) and many > _MOST_COUNTED:
-                raise InputError(path.name, str(path), f"is damaged ({key} is more than {_MOST_COUNTED:,}): {remedy}")
+            most = _MOST_COUNTED if _COUNTED.search(str(key)) else _MOST_LISTED if isinstance(each, list) else None
+            if most is not None and isinstance(many, int) and many > most:
+                raise InputError(path.name, str(path), f"is damaged ({key} is more than {most:,}): {remedy}")
             if isinstance(value, dict | list):
                 found.append(value)
     return settings
