@@ -49,7 +49,7 @@ def is_of_memory(error: Exception) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own
         return True
-    return isinstance(error, RuntimeError | OSError) and any(mark in str(error).lower() for mark in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in _NO_MEMORY)
 
 
 def unreadable(error: OSError, field: str, value: object) -> InputError:
