@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import optuna
 import pytest
@@ -128,6 +129,9 @@ def test_a_cohort_is_a_share_of_the_declared_users():
     )
     with pytest.raises(InputError, match="share of the declared users"):
         Space.parse({"expected_cohort_size": {"uniform": [9, 90]}}, RunConfig(privacy=PrivacyConfig(noise="none")))
+    for cohort in (None, "many", True, [], 0, -1.0, 10**400, math.nan, math.inf):
+        with pytest.raises(InputError, match=r"expected_cohort_size = .*: must be a number above 0"):
+            settings_of({"expected_cohort_size": cohort}, BASE)
 
 
 def test_passes_are_searched_in_place_of_rounds():

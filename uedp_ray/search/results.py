@@ -330,7 +330,7 @@ def progress(rows: list[Row], wanted: int, sweep: SweepConfig, *, count_refused:
     trained = [row["passes"] or 0.0 for row in asked]
     planned = [
         row["planned_rounds"] / row["rounds"] * row["passes"]  # of a thousand that ended no point is read again
-        if row["rounds"]
+        if row["rounds"] and row["planned_rounds"] and row["passes"]
         else (row["planned_rounds"] or 0) * share_of(sweep.parsed_space.at(row), sweep.base)
         for row in asked
     ]

@@ -223,7 +223,7 @@ def settings_of(point: Mapping[str, Scalar], base: RunConfig) -> tuple[str | Non
         cohort, users = settings.pop(COHORT), base.corpus.declared_num_users
         if users is None:
             raise InputError("base.corpus.declared_num_users", None, f"{COHORT} is a share of the declared users")
-        if isinstance(cohort, bool | str) or cohort is None or cohort <= 0:
+        if type(cohort) not in (int, float) or not 0 < cohort < 1e18:
             raise InputError(COHORT, cohort, "must be a number above 0")
         settings["privacy.user_sampling_prob"] = min(1.0, cohort / users)
     return method, {key: setting(key, value) for key, value in settings.items()}
