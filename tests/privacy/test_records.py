@@ -35,7 +35,7 @@ def attained(arms: tuple[np.ndarray, np.ndarray], prob: float, noise: float, rou
 
 
 def of_record(prob: float, noise: float, rounds: int, *, dealt: bool) -> float:
-    one = RoundMechanism(noise_multiplier=noise, user_sampling_prob=prob)
+    one = RoundMechanism(noise_multiplier=noise, user_sampling_prob=prob, extended_clip=1.0)
     charged = Charges(((one, rounds),), of_records=True, dealt=dealt)
     return epsilon_of_charges(charged, delta=DELTA, unit="record")
 

@@ -25,7 +25,7 @@ from uedp_ray.models import factors
 from uedp_ray.models.parameters import FlatParameters
 from uedp_ray.tasks.next_word import NextWord
 from uedp_ray.training.faults import blamed
-from uedp_ray.updates import gradient
+from uedp_ray.updates import gradient, weighted
 from uedp_ray.updates.base import UNORDERED, LocalUpdate
 from uedp_ray.updates.shapes import rows_are_apart
 
@@ -299,6 +299,44 @@ def test_what_was_tried_out_is_of_as_many_rows_as_rounds_use(monkeypatch):
     monkeypatch.setattr(Conv1D, "forward", in_another_order)
     assert found() != here
     assert rows[0] == rows[1]
+
+
+def test_what_was_tried_out_is_of_sums_too(monkeypatch):
+    """The products by which sentences are added up together."""
+
+    config = make("gpt2")  # of matrices that are larger than their factors
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_size=64))
+
+    def found() -> object:
+        update = Worker(config, sentences()).update()
+        update.probe()
+        return update.tried_out
+
+    def in_another_order(product: object, start: int, out: Tensor) -> None:
+        form(product, start, out)
+        out[out != 0] *= 1 + 1e-6
+
+    here, form = found(), weighted._Product.form
+    monkeypatch.setattr(weighted._Product, "form", in_another_order)
+    assert found() != here
+
+
+def test_what_was_tried_out_is_of_short_texts_too(monkeypatch):
+    """A step of few positions is multiplied by another kernel than one of many."""
+    forward = Conv1D.forward
+
+    def in_another_order(layer: Conv1D, x: Tensor) -> Tensor:
+        found = forward(layer, x)
+        return found * (1 + 1e-6) if x[..., 0].numel() <= 4 else found
+
+    def found() -> object:
+        update = Worker(make("gpt2", training=LOCAL_SGD), sentences()).update()
+        update.probe()
+        return update.tried_out
+
+    here = found()
+    monkeypatch.setattr(Conv1D, "forward", in_another_order)
+    assert found() != here
 
 
 def test_what_was_tried_out_tells_the_numbers_of_rows(monkeypatch):

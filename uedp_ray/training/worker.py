@@ -95,6 +95,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     ordinary = config.training.loop == "epochs"
     shared = num_workers > 1 and not ordinary  # of epochs the others have no part
     sharded = shared and is_sharded(config.training, num_params=params.num, num_workers=num_workers)
+    texts = prepared.to_score() if reducer.is_driver or shared else []
     if not ordinary:
         part = 1 / num_workers if sharded else float(reducer.is_driver)
         beside = _held_beside(plan, params.num, part, device)
@@ -118,7 +119,6 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         )
         return LocalUpdate.sum_updates(update, parameters, selections, round_index)  # whatever hides it in the object
 
-    texts = prepared.to_score() if reducer.is_driver or shared else []
     calls = Calls(reducer, device)
 
     def summed() -> list[tuple[float, ...]]:

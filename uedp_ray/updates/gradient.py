@@ -320,17 +320,18 @@ class Update(LocalUpdate):
         size = (self._most_waiting + copied) * 5 // 4  # allocators leave gaps
         waiting = torch.empty(size, device=self.device).fill_(0.0)  # zeros() would take no page
         # Attention takes most for few long sentences, logits for many short ones.
+        total.zero_()
         with balanced(self.model, self.params):
             for length, rows in self._rows.items():
                 batch = self._made_up(length, rows[0])
-                self._sums.add([Group([(batch, 0, 1.0)], math.inf)], total, None)
+                together = range(min(rows[0], self._together))
+                self._sums.add([Group([(batch, x, 1.0) for x in together], math.inf)], total, None)
                 digests.append(digest_of(each[:_TOLD] for each in batch))
                 del batch
-        self.tried_out = sorted(self._rows.items()), digests
+        self.tried_out = sorted(self._rows.items()), digests, digest_of([total])
         del waiting
 
     def _made_up(self, length: int, rows: int) -> Measured:
-        """A batch of made-up sentences."""
         made_up = np.random.default_rng(0)
         sentences = [self.task.made_up(length, self._vocab_size, made_up) for _ in range(rows)]
         return self._measured(0, sentences, range(rows), (rows, length))
