@@ -52,6 +52,23 @@ def test_a_session_is_refused_before_ray_starts(monkeypatch):
         pytest.fail("it was opened")
 
 
+@pytest.mark.parametrize(("workers", "cpus"), [(1, 7), (9, 9)])
+def test_a_session_of_ours_has_the_cores_that_a_container_allows(monkeypatch, workers, cpus):
+    class Started(Exception):
+        pass
+
+    def init(**settings):
+        raise Started(settings["num_cpus"])
+
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("uedp_ray.training.session.num_cores", lambda: 7)
+    with pytest.raises(RuntimeError, match=f"Ray did not start: {cpus}"), ray_session(workers):
+        pytest.fail("it was opened")
+
+
 class Head(grpc.GenericRpcHandler):
     """What listens at the address of a cluster."""
 

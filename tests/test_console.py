@@ -245,7 +245,9 @@ def test_the_time_that_is_left_is_told_before_the_first_trial_ends(capfd, monkey
     states = [(0, 1, 0.0), (0, 2, 0.05), (0, 2, 0.5), (0, 2, 1.0), (1, 1, 0.75)]
     assert told_of(states, monkeypatch, capfd, wanted=4) == [
         "trials: 1 running of 4",
+        "trials: 2 running of 4",  # a minute later, though nothing ended
         "trials: 2 running of 4; about 23 min left",
+        "trials: 2 running of 4; about 15 min left",
         "trials: 1 done, 1 running of 4; about 9 min left",
     ]
     states = [(0, 1, 0.0), (0, 2, 0.5)]

@@ -73,7 +73,7 @@ class SweepScreen(Screen):
 
     def __init__(self, bar: Progress, live: Live | None):
         super().__init__(bar)
-        self._live, self._ended, self._timed = live, -1, False
+        self._live, self._ended, self._timed, self._told = live, -1, False, 0.0
         # What had been trained when this start began, in passes, and until when: what starting takes is no measure.
         self._first: tuple[float, float] | None = None
 
@@ -87,8 +87,8 @@ class SweepScreen(Screen):
         left = _left((now - self._first[1]) / new * togo) + then if known else ""
         if self._live is not None:
             self._live.update(Group(_status_table(status, left), self._bar))
-        elif status["asked"] and (count != self._ended or (known and not self._timed)):
-            self._ended, self._timed = count, self._timed or known
+        elif status["asked"] and (count != self._ended or (known and not self._timed) or now - self._told > _SILENCE):
+            self._ended, self._timed, self._told = count, self._timed or known, now
             line = "; ".join(part for part in (_status_line(status), left) if part)
             err.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -29,7 +29,11 @@ def test_plan_tells_how_to_see_the_speed_of_a_sweep_and_of_labels(command, tmp_p
     assert code == 0
     config = load_config(written(tmp_path, tree), speed_shown(out))
     assert (config.corpus.source.format, config.training.num_rounds) == ("synthetic", 9)
+    assert config.bounds.mode == "enforced"
     train(config, tmp_path / "run", workers=0)
+    tree["bounds"]["mode"] = "declared"  # made-up text does not keep to them
+    assert "bounds.mode=enforced" in speed_shown(command("plan", written(tmp_path, sweep))[1])
+    tree["bounds"]["mode"] = "enforced"
     tree["corpus"]["declared_num_users"] = 10**6
     code, out, _ = command("plan", written(tmp_path, sweep))
     config = load_config(written(tmp_path, tree), speed_shown(out))
@@ -57,7 +61,8 @@ def test_plan_reads_no_text_and_writes_a_file_that_it_plans_again(answer, refuse
     made_up = config.corpus.source.num_users * config.privacy.user_sampling_prob
     assert made_up == pytest.approx(cohort, rel=1e-2), "a round as large as the run's"
     code, out, _ = command("plan", file, "--trials", 2, "--tokens-per-second", 1000)
-    assert re.search(r"^Expected time: .*; start, public training and evaluations not counted\.$", out, re.M)
+    counted = r"for 5,000 words \(corpus\.declared_num_tokens\); start, public training and evaluations not counted\."
+    assert re.search(rf"^Expected time: .*, {counted}$", out, re.M)
     code, out, _ = command("plan", file, "--trials", 300)
     pilots = next(line for line in out.splitlines() if line.startswith("pilots"))
     assert code == 0

@@ -20,6 +20,7 @@ from uedp_ray.errors import DeviceError, InputError
 from uedp_ray.models import saved
 from uedp_ray.models.saved import load_model, said_by_transformers, save_model
 from uedp_ray.plan import Plan
+from uedp_ray.privacy.noise import MOST_AHEAD
 from uedp_ray.training import host, placement, worker
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.faults import blamed
@@ -123,13 +124,19 @@ def test_what_a_round_holds_beside_is_taken_while_an_update_is_tried_out(
     assert all(each() is None for each, _ in taken)
 
 
-def test_what_is_taken_beside_is_of_the_part_that_a_worker_steps(corpora):
+def test_what_is_taken_beside_is_of_the_part_that_a_worker_steps(corpora, monkeypatch):
     plan = Plan.of(run_config(corpora, training={"server_optimizer": "adam"}))
     sizes = [
         sum(each.nbytes for each in worker._held_beside(plan, 1000, part, torch.device("cpu")))
         for part in (1, 1 / 3, 0)
     ]
     assert sizes == [12_000 + 16_000, 12_000 + 16 * 334, 12_000]
+    (taken,) = worker._held_beside(plan, 1000, 1, torch.device("cpu"))
+    assert bool((taken == 1).all()), "zeros would take no page"
+    assert MOST_AHEAD * 8 == 1 << 30
+    monkeypatch.setattr(worker, "MOST_AHEAD", 100)
+    (taken,) = worker._held_beside(plan, 1000, 1, torch.device("cpu"))
+    assert taken.nbytes == 12_000 + 8_000 + 800
 
 
 def test_more_workers_than_cores_are_told_of_where_this_machine_is_alone(monkeypatch):

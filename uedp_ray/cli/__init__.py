@@ -82,7 +82,7 @@ def _answered() -> int:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             _tell(f"error: {unreadable(error, '', '')}")
             return 2
-        if is_of_memory(error):
+        if is_of_memory(error) and error.__cause__ is None:  # else it says more than that
             _tell(
                 "failed: this machine ran out of memory: free some, or use less text or a smaller model, and run again"
             )

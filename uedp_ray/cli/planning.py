@@ -312,7 +312,7 @@ _MOST_MADE_UP = 1000
 def _time(answer: dict[str, Any], run: RunConfig) -> str:
     if answer["expected_seconds"] is None:
         told = "give --tokens-per-second, which train prints at its end, and corpus.declared_num_tokens, which counts words"
-        if run.task.kind in ("classify", "tag_words"):
+        if run.task.labels:
             shown = "A few rounds on public text that has the same labels show the speed"
             return f"Expected time: {told}. {shown} (those on your own would have to be paid for)."
         (own,) = (row for row in answer["mechanisms"] if row["asked"])
@@ -325,7 +325,7 @@ def _time(answer: dict[str, Any], run: RunConfig) -> str:
             "privacy.target_epsilon": "null",
             "training.passes": "null",
             "training.num_rounds": "9",
-        }
+        } | ({"bounds.mode": "enforced"} if run.bounds.mode == "declared" else {})
         flags = " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
         shown = "Rounds on made-up text show the speed (those on your own would have to be paid for)"
         return (
@@ -335,7 +335,8 @@ def _time(answer: dict[str, Any], run: RunConfig) -> str:
     of_runs = f", {runs} runs one after another, each of the file's own passes" if runs > 1 else ""
     beside = "start, public training and evaluations not counted"
     seconds = min(answer["expected_seconds"], timedelta.max.total_seconds() - 1.0)
-    return f"Expected time: {timedelta(seconds=round(seconds))}{of_runs}; {beside}."
+    words = f"for {run.corpus.declared_num_tokens:,} words (corpus.declared_num_tokens)"
+    return f"Expected time: {timedelta(seconds=round(seconds))}{of_runs}, {words}; {beside}."
 
 
 _OWN = " (this file)"

@@ -207,10 +207,6 @@ class Task(ABC):
     def made_up(self, positions: int, vocab_size: int, generator: np.random.Generator) -> np.ndarray:
         """A sentence of no text that takes ``positions`` positions, or the fewest that one takes."""
 
-    def num_tokens(self, sentence: np.ndarray) -> int:
-        """n, of what is known of a sentence."""
-        return len(sentence)
-
     @abstractmethod
     def length(self, sentence: np.ndarray) -> int:
         """Positions that a sentence takes."""

@@ -191,6 +191,9 @@ def check_model(config: RunConfig, *, start: bool = True, head: Head | None = No
     None: what the task needs.
     """
     check_size(config.model)
+    if config.training.gradient_checkpointing and config.model.architecture == "awd_lstm":
+        remedy = "awd_lstm has no blocks that can be computed again: set false"
+        raise InputError("training.gradient_checkpointing", True, remedy)
     head = task_of(config.task.kind).head(config.task) if head is None else head
     check_head(config.model, head, config.task.kind)
     hub = pretrained_config(config.model) if config.model.architecture == "pretrained" else None

@@ -23,7 +23,6 @@ from uedp_ray.privacy.noise import MOST_AHEAD
 from uedp_ray.privacy.sampling import PoissonSampler
 from uedp_ray.reporting import SILENT, Reporter
 from uedp_ray.storage.files import replacing, write_atomically
-from uedp_ray.tasks.base import Task
 from uedp_ray.tasks.metrics import metric_of
 from uedp_ray.training.balance import Balance, DrawingTeam, are_alike, loads_of
 from uedp_ray.training.calls import Calls
@@ -147,7 +146,10 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     if reducer.is_driver:
         driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
         if config.corpus.source.format == "synthetic":
-            driver.num_tokens = _num_words(prepared, task)
+            texts_of_users = (said for _, said in prepared.corpus.texts())
+            driver.num_tokens = sum(
+                len(text.split()) for said in texts_of_users for text in said
+            )  # nobody declared them
         driver.resume()
     if shared:
         calls.number(_READY)
@@ -194,8 +196,6 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
         driver.finish()
 
 
-_PIECES_OF_A_WORD = 1.5
-"""Of everyday text, where words are cut into pieces."""
 _READY = 0
 """Sent when the driver needs the others no more, for now."""
 
@@ -211,13 +211,6 @@ def _held_beside(plan: Plan, num_params: int, part: float, device: torch.device)
     noise = 8 * min(stepped, MOST_AHEAD) if plan.noise_std > 0 and plan.grid is not None else 0
     sizes = {device: vectors, torch.device("cpu"): noise} if device.type != "cpu" else {device: vectors + noise}
     return [torch.ones(size, dtype=torch.uint8, device=where) for where, size in sizes.items()]  # zeros take no page
-
-
-def _num_words(prepared: Prepared, task: Task) -> int:
-    """Of made-up text, as ``corpus.declared_num_tokens`` is of the owner's: what is known of a sentence may be more."""
-    tokens = prepared.tokens
-    pieces = sum(task.num_tokens(tokens.sentence(number)) for number in range(len(tokens.lengths)))
-    return round(pieces / (1.0 if prepared.vocabulary.words_are_tokens else _PIECES_OF_A_WORD))
 
 
 def _share_state(state: RoundState, reducer: Reducer) -> None:
