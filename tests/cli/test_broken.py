@@ -114,12 +114,12 @@ def test_a_lack_of_memory_before_the_first_round_is_told_in_one_line(command, ru
 
 def test_workers_that_failed_for_lack_of_memory_say_what_stays_charged(command, run_file, tmp_path, monkeypatch):
     def failed(*_, **__):
-        raise RuntimeError("the workers failed 4 times; what was charged stays charged: out of memory") from OSError()
+        raise RuntimeError("the workers failed 4 times; what was charged stays charged: Cuda failure 'out of memory'")
 
     monkeypatch.setattr("uedp_ray.training.setup.bounded_once", failed)
     code, out, err = command("train", run_file, "--workers", 0, "--out", tmp_path / "run")
     assert (code, out) == (1, "")
-    assert "failed: the workers failed 4 times; what was charged stays charged: out of memory" in err
+    assert "failed: the workers failed 4 times; what was charged stays charged: Cuda failure" in err
 
 
 def test_a_full_disk_under_the_ledger_releases_nothing(command, run_file, tmp_path, monkeypatch):

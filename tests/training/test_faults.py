@@ -25,7 +25,7 @@ from uedp_ray.training import host, placement, worker
 from uedp_ray.training.driver import RunDriver
 from uedp_ray.training.faults import blamed
 from uedp_ray.training.host import Patience, train
-from uedp_ray.training.placement import check_workers, memory, num_cores, warn_of_cores
+from uedp_ray.training.placement import check_workers, num_cores, warn_of_cores
 from uedp_ray.updates import gradient
 from uedp_ray.updates.base import LocalUpdate
 
@@ -153,19 +153,15 @@ def test_more_workers_than_cores_are_told_of_where_this_machine_is_alone(monkeyp
     )
 
 
-def test_a_containers_limits_are_its_cores_and_memory(tmp_path, monkeypatch):
+def test_a_containers_limit_is_its_number_of_cores(tmp_path, monkeypatch):
     """Ray would start a trial for each core of the machine, and none of them would get on."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
     for limit, cores in (("200000 100000", 2), ("150000 100000", 2), ("max 100000", 64), ("9900000 100000", 64)):
         (tmp_path / "cpu.max").write_text(f"{limit}\n")
-        monkeypatch.setattr(placement, "_LIMITS", tmp_path)
+        monkeypatch.setattr(placement, "_LIMIT", tmp_path / "cpu.max")
         assert num_cores() == cores
-    whole = memory()
-    for limit, found in (("max", whole), (str(2**30), 2**30), (str(2**60), whole)):
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        assert memory() == found
-    monkeypatch.setattr(placement, "_LIMITS", tmp_path / "none")
-    assert (num_cores(), memory()) == (64, whole)
+    monkeypatch.setattr(placement, "_LIMIT", tmp_path / "none")
+    assert num_cores() == 64
     with pytest.raises(InputError, match="this machine has 64 CPUs: ask for at most 256"):
         check_workers("--workers", 257, here=True)
 

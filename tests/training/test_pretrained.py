@@ -169,11 +169,6 @@ def test_a_model_beyond_this_machine_is_refused_before_it_is_read(
     of_machine["SC_PHYS_PAGES"] -= 1
     with pytest.raises(InputError, match=f"model.path = .*its parameters would take .*{remedy}"):
         check_model(config)
-    of_machine["SC_PHYS_PAGES"] *= 2
-    check_model(config)
-    monkeypatch.setattr("uedp_ray.training.checks.memory", lambda: numbers * bytes_each - 1)  # a container's
-    with pytest.raises(InputError, match=r"model.path = "):
-        check_model(config)
     monkeypatch.setenv("RAY_ADDRESS", "auto")  # it is read elsewhere
     check_model(config)
 

@@ -16,11 +16,13 @@ import typer
 from uedp_ray.cli import accounting, commands, planning
 from uedp_ray.cli.base import app
 from uedp_ray.console import drop_unwritten, err, keep_descriptors, write_any_text
-from uedp_ray.errors import InputError, is_of_memory, no_thread_no_blame, one_line, unreadable
+from uedp_ray.errors import InputError, no_thread_no_blame, one_line, unreadable
 from uedp_ray.interrupts import ignore, kept_apart, like_ctrl_c
 
 __all__ = ["accounting", "app", "commands", "main", "planning"]
 
+_ALLOCATORS = ("DefaultCPUAllocator", "CUDA out of memory")
+"""What torch says where it finds no memory."""
 _UsageError: Any = typer.BadParameter.__bases__[0]  # Typer exports this subclass only
 
 
@@ -82,7 +84,9 @@ def _answered() -> int:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             _tell(f"error: {unreadable(error, '', '')}")
             return 2
-        if is_of_memory(error) and error.__cause__ is None:  # else it says more than that
+        if isinstance(error, MemoryError) or any(
+            mark in str(error) for mark in _ALLOCATORS
+        ):  # others say more than that
             _tell(
                 "failed: this machine ran out of memory: free some, or use less text or a smaller model, and run again"
             )

@@ -57,7 +57,7 @@ from uedp_ray.tasks.tags import Tagging
 from uedp_ray.training.guard import name_other_users
 from uedp_ray.training.optimizers import OPTIMIZERS, kept_by
 from uedp_ray.training.paths import for_use
-from uedp_ray.training.placement import elsewhere, memory
+from uedp_ray.training.placement import elsewhere
 from uedp_ray.training.run_vocabulary import own_tokenizer, public_text, warm_vocabulary
 from uedp_ray.training.sharding import check_aggregation
 from uedp_ray.training.texts import check_source
@@ -179,9 +179,9 @@ def _check_pretrained_size(model: ModelConfig, hub: Any) -> None:
 
 
 def _over_memory(part: str, num_bytes: int) -> str:
-    there = memory()
-    told = f"{part} would take {num_bytes / 2**30:,.0f} GiB in training, of this machine's {there / 2**30:,.0f}"
-    return told if num_bytes > there else ""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    told = f"{part} would take {num_bytes / 2**30:,.0f} GiB in training, of this machine's {memory / 2**30:,.0f}"
+    return told if num_bytes > memory else ""
 
 
 def check_model(config: RunConfig, *, start: bool = True, head: Head | None = None) -> None:

@@ -23,8 +23,8 @@ from uedp_ray.reporting import Reporter
 if TYPE_CHECKING:
     import torch  # otherwise where a device is asked for: ``check_workers`` needs none, and nor does ``uedp-ray prepare``
 
-_LIMITS = Path("/sys/fs/cgroup")
-"""What a container's runtime sets (cgroups, version 2): ``cpu.max``, microseconds of CPU time in so many; ``memory.max``."""
+_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of CPU time in each period, both of which a container's runtime sets (cgroups, version 2)."""
 
 
 def pick_device(config: RunConfig) -> torch.device:
@@ -51,17 +51,9 @@ def num_cores() -> int:
     """CPUs that this process may use: of a container with a limit, or of a batch job, fewer than the machine has."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # no such file, or "max": no limit
-        quota, period = (_LIMITS / "cpu.max").read_text(encoding="utf-8").split()
+        quota, period = _LIMIT.read_text(encoding="utf-8").split()
         cores = min(cores, math.ceil(int(quota) / int(period)))
     return cores
-
-
-def memory() -> int:
-    """Bytes that this process may use, as ``num_cores``."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):
-        found = min(found, int((_LIMITS / "memory.max").read_text(encoding="utf-8")))
-    return found
 
 
 def in_session() -> bool:

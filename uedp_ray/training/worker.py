@@ -95,14 +95,14 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     shared = num_workers > 1 and not ordinary  # of epochs the others have no part
     sharded = shared and is_sharded(config.training, num_params=params.num, num_workers=num_workers)
     texts = prepared.to_score() if reducer.is_driver or shared else []
+    loads = loads_of(corpus.user_offsets, prepared.tokens.offsets, prepared.sentence_weight) if shared else None
     if not ordinary:
         part = 1 / num_workers if sharded else float(reducer.is_driver)
         beside = _held_beside(plan, params.num, part, device)
         update.probe()
         del beside
-    loads = None
-    if num_workers > 1 and not ordinary and are_alike(reducer, device, num_workers, update.tried_out):
-        loads = loads_of(corpus.user_offsets, prepared.tokens.offsets, prepared.sentence_weight)
+    if shared and not are_alike(reducer, device, num_workers, update.tried_out):
+        loads = None
     balance = Balance(loads=loads, rank=rank, num_workers=num_workers, sampler=sampler, reducer=reducer, device=device)
 
     def local_sum(parameters: torch.Tensor, round_index: int, attempt: int) -> torch.Tensor:
