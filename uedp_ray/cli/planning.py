@@ -65,8 +65,8 @@ def init(
     proxy: Annotated[
         list[str], typer.Option(help="sweep: public text of another source, to search settings on. Repeatable.")
     ] = NONE,
-    sentences_per_user: Annotated[int, typer.Option(help="About how many, to cut proxies alike.")] = 15,
-    words_per_sentence: Annotated[int, typer.Option(help="About how many, to cut proxies alike.")] = 15,
+    sentences_per_user: Annotated[int, typer.Option(help="About how many, for times and to cut proxies alike.")] = 15,
+    words_per_sentence: Annotated[int, typer.Option(help="About how many, for times and to cut proxies alike.")] = 15,
     kind: Annotated[str, typer.Option(help="train, sweep or compare: which command the file is for.")] = "train",
     out: Annotated[Path | None, typer.Option("--out", help="File to write; default: KIND.yaml, as run.yaml.")] = None,
     as_json: Json = False,

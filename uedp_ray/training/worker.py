@@ -146,10 +146,7 @@ def _run(run: RunDir, rank: int, num_workers: int, reducer: Reducer, device: tor
     if reducer.is_driver:
         driver = RunDriver(run, plan, state, weights, evaluate, reporter, prepared.public_source)
         if config.corpus.source.format == "synthetic":
-            texts_of_users = (said for _, said in prepared.corpus.texts())
-            driver.num_tokens = sum(
-                len(text.split()) for said in texts_of_users for text in said
-            )  # nobody declared them
+            driver.num_tokens = int(corpus.sentence_words.sum())  # nobody declared them
         driver.resume()
     if shared:
         calls.number(_READY)
