@@ -131,11 +131,11 @@ def test_what_is_taken_beside_is_of_the_part_that_a_worker_steps(corpora, monkey
         for part in (1, 1 / 3, 0)
     ]
     assert sizes == [12_000 + 16_000, 12_000 + 16 * 334, 12_000]
-    (taken,) = worker._held_beside(plan, 1000, 1, torch.device("cpu"))
+    taken = torch.cat(worker._held_beside(plan, 1000, 1, torch.device("cpu")))
     assert bool((taken == 1).all()), "zeros would take no page"
     assert MOST_AHEAD * 8 == 1 << 30
     monkeypatch.setattr(worker, "MOST_AHEAD", 100)
-    (taken,) = worker._held_beside(plan, 1000, 1, torch.device("cpu"))
+    taken = torch.cat(worker._held_beside(plan, 1000, 1, torch.device("cpu")))
     assert taken.nbytes == 12_000 + 8_000 + 800
 
 

@@ -303,7 +303,6 @@ def test_what_was_tried_out_is_of_as_many_rows_as_rounds_use(monkeypatch):
 
 def test_what_was_tried_out_is_of_sums_too(monkeypatch):
     """The products by which sentences are added up together."""
-
     config = make("gpt2")  # of matrices that are larger than their factors
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_size=64))
 
@@ -340,7 +339,6 @@ def test_what_was_tried_out_is_of_short_texts_too(monkeypatch):
 
 
 def test_what_was_tried_out_tells_the_numbers_of_rows(monkeypatch):
-    monkeypatch.setattr(gradient, "_PROBED", {})
     counts = []
     for keep in (lambda counts: counts, lambda counts: counts[:1]):
         monkeypatch.setattr(gradient, "_PROBED", {})

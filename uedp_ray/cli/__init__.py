@@ -84,15 +84,12 @@ def _answered() -> int:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             _tell(f"error: {unreadable(error, '', '')}")
             return 2
-        if isinstance(error, MemoryError) or any(
-            mark in str(error) for mark in _ALLOCATORS
-        ):  # others say more than that
-            _tell(
-                "failed: this machine ran out of memory: free some, or use less text or a smaller model, and run again"
-            )
-            return 1
         # Typer turns EOFError into an error without a message.
         told = str(error) or type(error.__context__ or error).__name__
+        if isinstance(error, MemoryError) or any(
+            mark in told for mark in _ALLOCATORS
+        ):  # other errors say more than that
+            told = "this machine ran out of memory: free some, or use less text or a smaller model, and run again"
         _tell(f"failed: {one_line(told, 3000)}")
         return 1
     return 0

@@ -206,8 +206,8 @@ def _held_beside(plan: Plan, num_params: int, part: float, device: torch.device)
     stepped = math.ceil(num_params * part)
     vectors = (4 + 8) * num_params + 4 * stepped * sum(kept_by(plan.config.training).values())
     noise = 8 * min(stepped, MOST_AHEAD) if plan.noise_std > 0 and plan.grid is not None else 0
-    sizes = {device: vectors, torch.device("cpu"): noise} if device.type != "cpu" else {device: vectors + noise}
-    return [torch.ones(size, dtype=torch.uint8, device=where) for where, size in sizes.items()]  # zeros take no page
+    taken = partial(torch.ones, dtype=torch.uint8)  # zeros take no page
+    return [taken(vectors, device=device), taken(noise)]
 
 
 def _share_state(state: RoundState, reducer: Reducer) -> None:

@@ -124,8 +124,8 @@ class LocalUpdate(ABC):
         return self._isolation
 
     def probe(self) -> None:
-        """Checks on made-up tokens that what is computed for a user follows from that user alone: that users'
-        updates have the same bits after each other as before.
+        """Checks on made-up tokens that what is computed for a user follows from that user alone: that updates of users have
+        the same bits after each other as before.
 
         Takes the most memory that a round needs: a run that stopped later for lack of it would reveal how many users were
         drawn, or how long their sentences are. Needs no data, and does nothing the second time.
